@@ -44,7 +44,7 @@ def clean() -> None:
     gc.collect()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
-    torch_uvm.empty_cache()
+    torch_uvm.memory.empty_cache()
 
 
 def rate(count: int, seconds: float) -> float:
@@ -120,7 +120,7 @@ def allocation() -> Iterator[Row]:
 def moves() -> Iterator[Row]:
     """A move to the device of bytes on the host, and a prefetch back."""
     for count, goal in ((32 * MIB, ""), (128 * MIB, ""), (256 * MIB, ">= 46"), (GIB, ">= 49")):
-        x = torch_uvm.ones(count, dtype=torch.uint8, device="cpu")
+        x = torch_uvm.memory.ones(count, dtype=torch.uint8, device="cpu")
 
         def to_host(x: torch.Tensor = x) -> None:
             torch_uvm.prefetch(x, "cpu")
@@ -167,7 +167,7 @@ def plain_copies() -> Iterator[Row]:
 
 def copy_out() -> Iterator[Row]:
     """Copies of device-resident managed memory to pinned memory and back, the path of write-backs."""
-    x = torch_uvm.ones(GIB, dtype=torch.uint8)
+    x = torch_uvm.memory.ones(GIB, dtype=torch.uint8)
     torch_uvm.advise(x, preferred_location="cuda")
     torch_uvm.prefetch(x)
     with torch_uvm.disabled():
@@ -206,7 +206,7 @@ def first_touch() -> Iterator[Row]:
 def in_place() -> Iterator[Row]:
     """Kernels on host-resident managed memory, and fused AdamW with its moments left on the host."""
     count = GIB // 4
-    x = torch_uvm.ones(count, device="cpu")
+    x = torch_uvm.memory.ones(count, device="cpu")
     torch_uvm.advise(x, preferred_location="cpu", accessed_by="cuda")
     torch_uvm.prefetch(x, "cpu")
     with torch_uvm.disabled():
@@ -218,8 +218,8 @@ def in_place() -> Iterator[Row]:
     written = rate(4 * count, device_seconds(lambda: label.fill_(2)))
     yield Row("written in place on the host, 1 GiB", written, "GB/s")
     count = 128 * MIB  # elements: 512 MiB each of parameter, gradient and two moments
-    parameter = torch_uvm.ones(count).requires_grad_()
-    parameter.grad = torch_uvm.ones(count)
+    parameter = torch_uvm.memory.ones(count).requires_grad_()
+    parameter.grad = torch_uvm.memory.ones(count)
     optimizer = torch.optim.AdamW([parameter], lr=1e-3, fused=True)
     with torch_uvm.enabled():
         optimizer.step()

@@ -68,7 +68,7 @@ def main() -> None:
         guard = Guard(LIMIT).hold()
     except Refused as error:
         sys.exit(f"not safe to run: {error}")
-    torch_uvm.ones(1)  # creates the runtime and installs the allocator
+    torch_uvm.memory.ones(1)  # creates the runtime and installs the allocator
     environment = describe(["python", "benchmarks/bench_cuda.py", *sys.argv[1:]]) | device_description()
     environment |= {"cuda": torch.version.cuda, "limit": LIMIT, "free_at_start": room}
     document: dict[str, Any] = {"environment": environment, "figures": {}, "failures": {}}

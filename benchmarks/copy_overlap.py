@@ -117,7 +117,7 @@ def kernels() -> dict[str, Work]:
 def measure() -> list[dict[str, Any]]:
     check_room(4 * GIB)
     plain = [torch.zeros(PIECE, dtype=torch.uint8, device="cuda") for _ in range(2)]
-    managed = [torch_uvm.zeros(PIECE, dtype=torch.uint8, device="cuda") for _ in range(2)]
+    managed = [torch_uvm.memory.zeros(PIECE, dtype=torch.uint8, device="cuda") for _ in range(2)]
     works = kernels()
     rows = []
     for kind, buffers in (("plain", plain), ("managed", managed), ("staged", managed)):

@@ -58,7 +58,7 @@ def plan(path: Path) -> None:
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     for _ in range(3):
-        with torch_uvm.allocation_plan("a step") as made:
+        with torch_uvm.allocators.allocation_plan("a step") as made:
             model(batch).square().mean().backward()
     report = made.report()
     layout, planned, peak = report["layout"], report["planned_bytes"], report["peak_live_bytes"]
@@ -87,7 +87,7 @@ def trace(path: Path) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     with tempfile.TemporaryDirectory() as folder:
         recorded = Path(folder) / "trace.jsonl"
-        with torch_uvm.record_accesses(recorded):
+        with torch_uvm.tools.record_accesses(recorded):
             for _ in range(5):
                 model(torch.randn(1024, 1024, device=device)).square().mean().backward()
                 optimizer.step()

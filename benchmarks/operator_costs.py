@@ -144,12 +144,12 @@ def driver_calls(device: torch.device, piece: int) -> dict[str, Any]:
 
         for _ in range(10):
             seconds(step)
-        before = torch_uvm.residency_stats()
+        before = torch_uvm.stats()
         with torch.profiler.profile(activities=[getattr(torch.profiler.ProfilerActivity, kind)]) as profiled:
             for _ in range(5):
                 step()
             torch.accelerator.synchronize()
-        after = torch_uvm.residency_stats()
+        after = torch_uvm.stats()
         calls = calls_in(profiled)
         kinds = {"fetched": "fetched", "written_back": "written_back", "dropped": "dropped_clean"}
         moved = {name: after[key]["count"] - before[key]["count"] for name, key in kinds.items()}
@@ -178,7 +178,7 @@ class Training:
 
 def watched() -> int:
     """How many operators the engine has seen."""
-    stats = torch_uvm.residency_stats()
+    stats = torch_uvm.stats()
     return int(stats["plan_hits"] + stats["plan_misses"])
 
 
@@ -199,7 +199,7 @@ def fits(device: torch.device, shape: TransformerOf, budget: int, rounds: int, b
         with torch_uvm.disabled():
             times["native"].append(seconds(functools.partial(native.steps, block)) / block * 1e3)
         times["managed"].append(seconds(functools.partial(managed.steps, block)) / block * 1e3)
-    peak = torch_uvm.memory_stats(device)["allocated_bytes.all.peak"]
+    peak = torch_uvm.memory.memory_stats(device)["allocated_bytes.all.peak"]
     found = {
         "budget_over_peak": budget / max(peak, 1),
         "idle_after_steps": seen.index(seen[-1]),
@@ -233,9 +233,9 @@ def rates(device: torch.device, size: int, pieces: int) -> dict[str, float]:
                 torch.accelerator.synchronize()
 
         for name, call in (("written_back", push), ("fetched", pull)):
-            before = torch_uvm.residency_stats()[name]["bytes"]
+            before = torch_uvm.stats()[name]["bytes"]
             in_s = seconds(call)
-            took[name].append((torch_uvm.residency_stats()[name]["bytes"] - before) / in_s / 1e9)
+            took[name].append((torch_uvm.stats()[name]["bytes"] - before) / in_s / 1e9)
             room.clear()
         del moved, push, pull
     torch_uvm.set_budget(None, device)

@@ -114,7 +114,7 @@ def record(name: str, folder: Path) -> int:
     """Records one of WORKLOADS. Returns the count of rows."""
     torch.manual_seed(0)
     random.seed(0)
-    with torch_uvm.record_allocations(folder / f"{name}.csv") as recording:
+    with torch_uvm.tools.record_allocations(folder / f"{name}.csv") as recording:
         WORKLOADS[name]()
         gc.collect()
         torch.accelerator.synchronize()

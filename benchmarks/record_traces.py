@@ -71,13 +71,13 @@ def record(workload: str, optimizer: str, out: Path, small: bool) -> dict[str, A
 
     for _ in range(WARM):
         step()
-    torch_uvm.reset_peak_memory_stats()
+    torch_uvm.memory.reset_peak_memory_stats()
     times = [step() for _ in range(MEASURED)]
-    peak = torch_uvm.max_memory_allocated()
-    over = torch_uvm.residency_stats()["over_budget"]
+    peak = torch_uvm.memory.max_memory_allocated()
+    over = torch_uvm.stats()["over_budget"]
     with tempfile.TemporaryDirectory() as folder:
         plain = Path(folder) / "trace"
-        with torch_uvm.record_accesses(plain):
+        with torch_uvm.tools.record_accesses(plain):
             for _ in range(RECORDED):
                 step()
         (out / file_name(workload, optimizer)).write_bytes(packed(plain.read_text()))

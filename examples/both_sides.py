@@ -57,7 +57,7 @@ def nothing_copied(device: torch.device) -> Iterator[None]:
 
     def figures() -> dict[str, int]:
         copied = {key: value for key, value in counters(device).items() if key.startswith("bytes_copied_")}
-        return copied | {"managed bytes": torch_uvm.memory_allocated()}
+        return copied | {"managed bytes": torch_uvm.memory.memory_allocated()}
 
     before = figures()
     yield
@@ -91,7 +91,7 @@ class Managed:
     """One managed tensor with two labels."""
 
     def __init__(self, count: int, device: torch.device) -> None:
-        self.host = torch_uvm.empty(count, 1, LINES, COLUMNS, dtype=torch.float32, device="cpu")
+        self.host = torch_uvm.memory.empty(count, 1, LINES, COLUMNS, dtype=torch.float32, device="cpu")
         self.there = torch_uvm.to(self.host, device)
         self.device = device
 
@@ -184,7 +184,7 @@ def train(way: type[Ordinary] | type[Managed], epochs: int, count: int, seed: in
     # Cached memory of the previous training would reduce the memory of this one.
     torch.accelerator.empty_cache()
     torch.accelerator.reset_peak_memory_stats()
-    torch_uvm.reset_peak_memory_stats()
+    torch_uvm.memory.reset_peak_memory_stats()
     before, begin = counters(device), time.perf_counter()
 
     images: Images = way(count, device)
@@ -212,7 +212,7 @@ def train(way: type[Ordinary] | type[Managed], epochs: int, count: int, seed: in
         seconds=time.perf_counter() - begin,
         addresses=(int(array.__array_interface__["data"][0]), done[-1][2]),
         image_bytes=array.nbytes,
-        peak_managed=torch_uvm.max_memory_allocated(),
+        peak_managed=torch_uvm.memory.max_memory_allocated(),
         peak_device=torch.accelerator.max_memory_allocated(),
         counted={key: value - before[key] for key, value in counters(device).items()},
     )

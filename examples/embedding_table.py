@@ -132,7 +132,7 @@ class Engine(OneTensor):
 class Advice(OneTensor):
     def __init__(self, initial: Tensor, device: torch.device, budget: int) -> None:
         torch_uvm.enable(budget=None)
-        self.table = torch_uvm.empty(*initial.shape, device=device)
+        self.table = torch_uvm.memory.empty(*initial.shape, device=device)
         torch_uvm.advise(self.table, preferred_location="cpu", accessed_by=device)
         torch_uvm.to(self.table, "cpu").copy_(initial)
         torch_uvm.prefetch(self.table, "cpu")
@@ -141,7 +141,7 @@ class Advice(OneTensor):
 class Faults(OneTensor):
     def __init__(self, initial: Tensor, device: torch.device, budget: int) -> None:
         torch_uvm.enable(budget=None)
-        self.table = torch_uvm.empty(*initial.shape, device=device)
+        self.table = torch_uvm.memory.empty(*initial.shape, device=device)
         torch_uvm.to(self.table, "cpu").copy_(initial)
         self.put_back()
 
@@ -326,7 +326,7 @@ def main() -> None:
     outcomes = {}
     for name, way in WAYS.items():
         outcomes[name] = run(way, initial, drawn, device, budget)
-        torch_uvm.empty_cache()
+        torch_uvm.memory.empty_cache()
     check_equal(outcomes)
     kind = "modelled" if device.type == "emu" else "measured"
     print(f"Time of a step, {kind}:")

@@ -59,7 +59,7 @@ VISITORS = [
     Visitor("torch", "itself", lambda torch, x: x, torch_address),
     Visitor("numpy", "the CPU's label", lambda numpy, x: torch_uvm.to(x, "cpu").numpy(), numpy_address),
     Visitor("numpy", "DLPack", lambda numpy, x: numpy.from_dlpack(x, device="cpu"), numpy_address),
-    Visitor("torch", "DLPack", lambda torch, x: torch_uvm.from_dlpack(x), torch_address),
+    Visitor("torch", "DLPack", lambda torch, x: torch_uvm.memory.from_dlpack(x), torch_address),
     Visitor(
         "torch",
         "__cuda_array_interface__",
@@ -108,7 +108,7 @@ def main() -> None:
     device = torch.accelerator.current_accelerator()
     if device is None:
         sys.exit("there is no accelerator, and torch_uvm registered none")
-    x = torch_uvm.zeros(COUNT, dtype=torch.int64, device=device)
+    x = torch_uvm.memory.zeros(COUNT, dtype=torch.int64, device=device)
     columns: dict[str, dict[str, str]] = {"adds": {}, "address": {}}
     left_out = []
     for number, visitor in enumerate(VISITORS):

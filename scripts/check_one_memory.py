@@ -74,8 +74,8 @@ def mapped(folder: Path, count: int) -> torch.Tensor:
 
 
 def check_moves(count: int) -> None:
-    x = torch_uvm.ones(count, device=DEVICE)
-    before = torch_uvm.memory_allocated(), _C.managed_bytes()
+    x = torch_uvm.memory.ones(count, device=DEVICE)
+    before = torch_uvm.memory.memory_allocated(), _C.managed_bytes()
 
     def moves() -> bool:
         y = torch_uvm.to(x, "cpu")
@@ -87,7 +87,7 @@ def check_moves(count: int) -> None:
         return same and y[:3].tolist() == [5, 7, 1] and x[:3].tolist() == [5, 7, 1]
 
     check("a move shares its bytes, and both processors see the other's writes", moves)
-    check("moves add no bytes", lambda: (torch_uvm.memory_allocated(), _C.managed_bytes()) == before)
+    check("moves add no bytes", lambda: (torch_uvm.memory.memory_allocated(), _C.managed_bytes()) == before)
 
 
 def check_budget(count: int) -> None:
@@ -139,9 +139,9 @@ def rates(folder: Path, count: int) -> None:
     with torch_uvm.disabled():
         plain = torch.ones(count, device=DEVICE)
     rate("the device reads its plain memory", bytes_of_each, plain.sum)
-    by_device = torch_uvm.ones(count, device=DEVICE)
+    by_device = torch_uvm.memory.ones(count, device=DEVICE)
     rate("... managed memory that it touched first", bytes_of_each, by_device.sum)
-    by_host = torch_uvm.ones(count, device="cpu")
+    by_host = torch_uvm.memory.ones(count, device="cpu")
     moved = torch_uvm.to(by_host, DEVICE)
     rate("... managed memory that the host touched first", bytes_of_each, moved.sum)
     adopted = torch_uvm.to(mapped(folder, count), DEVICE, managed=True)

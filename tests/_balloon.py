@@ -94,7 +94,7 @@ def train(sizes: Sizes, device: torch.device) -> tuple[list[torch.Tensor], list[
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     losses: list[torch.Tensor] = []
     loops: dict[str, Loop] = {}
-    before = torch_uvm.residency_stats()
+    before = torch_uvm.stats()
     for name, batch in batches(sizes, device):
         begin = time.perf_counter()
         loss = model(batch).square().mean()
@@ -105,7 +105,7 @@ def train(sizes: Sizes, device: torch.device) -> tuple[list[torch.Tensor], list[
         del batch, loss
         loop = loops.setdefault(name, Loop(name, sizes.rows[name], [], 0, 0, 0.0))
         loop.seconds += time.perf_counter() - begin
-        now = torch_uvm.residency_stats()
+        now = torch_uvm.stats()
         loop.watched.append(sum(now[key] - before[key] for key in ("plan_hits", "plan_misses")))
         loop.fetched += now["fetched"]["bytes"] - before["fetched"]["bytes"]
         loop.written_back += now["written_back"]["bytes"] - before["written_back"]["bytes"]
@@ -139,12 +139,12 @@ def main() -> int:
     )
     found, loops = train(sizes, device)
     guard.check()
-    figures = torch_uvm.residency_stats()
-    peak = torch_uvm.max_memory_reserved(device)
+    figures = torch_uvm.stats()
+    peak = torch_uvm.memory.max_memory_reserved(device)
     wrong = _C.check_residency()
     torch_uvm.disable()
     gc.collect()
-    torch_uvm.empty_cache()
+    torch_uvm.memory.empty_cache()
     del held
     module.empty_cache()
     expected, _ = train(sizes, device)

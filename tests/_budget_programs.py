@@ -28,21 +28,21 @@ def no_budget_afterwards() -> Iterator[None]:
     yield
     gc.collect()
     _C.request_budget(None, None)
-    torch_uvm.empty_cache()
+    torch_uvm.memory.empty_cache()
 
 
 def run(program: Program, budget: int | None) -> tuple[list[torch.Tensor], dict[str, Any]]:
     """Returns the program's results and the figures of its run. No tensor stays on the device."""
     gc.collect()
-    torch_uvm.empty_cache()
-    torch_uvm.reset_peak_memory_stats()
+    torch_uvm.memory.empty_cache()
+    torch_uvm.memory.reset_peak_memory_stats()
     torch_uvm.enable(budget=budget)
-    torch_uvm.reset_residency_stats()
+    torch_uvm.memory.reset_residency_stats()
     torch_uvm.emulated.reset_counters()
     torch.manual_seed(0)
     results = [result.detach().cpu() for result in program()]
-    figures = torch_uvm.residency_stats()
-    figures["used"] = torch_uvm.max_memory_allocated(DEVICE)
+    figures = torch_uvm.stats()
+    figures["used"] = torch_uvm.memory.max_memory_allocated(DEVICE)
     figures["resident"] = torch_uvm.emulated.max_resident_bytes(DEVICE)
     torch_uvm.set_budget(None)
     return results, figures

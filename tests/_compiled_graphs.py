@@ -28,14 +28,14 @@ Kernel = Callable[[list[Any]], Any]
 
 @pytest.fixture(autouse=True)
 def small_budget() -> Iterator[None]:
-    torch_uvm.empty_cache()
-    torch_uvm.reset_peak_memory_stats()
+    torch_uvm.memory.empty_cache()
+    torch_uvm.memory.reset_peak_memory_stats()
     torch_uvm.enable(budget=BUDGET)
-    torch_uvm.reset_residency_stats()
+    torch_uvm.memory.reset_residency_stats()
     yield
     gc.collect()
     _C.request_budget(None, None)
-    torch_uvm.empty_cache()
+    torch_uvm.memory.empty_cache()
 
 
 def address(x: torch.Tensor) -> int:

@@ -34,16 +34,21 @@ class Run(NamedTuple):
 def run(program: Program, budget: int | str | None) -> Run:
     gc.collect()
     torch.cuda.synchronize()
-    torch_uvm.empty_cache()
-    torch_uvm.reset_peak_memory_stats()
+    torch_uvm.memory.empty_cache()
+    torch_uvm.memory.reset_peak_memory_stats()
     torch_uvm.enable(budget=budget)
-    torch_uvm.reset_residency_stats()
+    torch_uvm.memory.reset_residency_stats()
     torch.manual_seed(0)
     try:
         results = [result.detach().cpu() for result in program()]
-        figures = torch_uvm.residency_stats()
+        figures = torch_uvm.stats()
         assert _C.check_residency() is None
-        return Run(results, figures, torch_uvm.max_memory_allocated(0), torch_uvm.max_memory_reserved(0))
+        return Run(
+            results,
+            figures,
+            torch_uvm.memory.max_memory_allocated(0),
+            torch_uvm.memory.max_memory_reserved(0),
+        )
     finally:
         torch_uvm.disable()
 

@@ -12,7 +12,9 @@ import torch_uvm
 
 def managed(*size: int, device: str | None = None) -> torch.Tensor:
     """The numbers 0, 1, 2, ..., by default on the accelerator."""
-    return torch_uvm.empty(*size, device=device).copy_(torch.arange(torch.Size(size).numel()).reshape(size))
+    return torch_uvm.memory.empty(*size, device=device).copy_(
+        torch.arange(torch.Size(size).numel()).reshape(size)
+    )
 
 
 def address(array: np.ndarray[Any, Any]) -> int:

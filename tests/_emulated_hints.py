@@ -15,7 +15,7 @@ def calls(name: str) -> int:
 
 def on_host(count: int) -> torch.Tensor:
     """Managed bytes on the host. A prefetch moves the pages, as the emulator does not see host writes."""
-    x = torch_uvm.empty(count, dtype=torch.uint8, device="cpu").fill_(1)
+    x = torch_uvm.memory.empty(count, dtype=torch.uint8, device="cpu").fill_(1)
     prefetch(x, "cpu")
     emulated.reset_counters()
     return x
@@ -23,5 +23,5 @@ def on_host(count: int) -> torch.Tensor:
 
 @pytest.fixture(autouse=True)
 def fresh_counters() -> None:
-    torch_uvm.empty(1)  # creates the accelerator
+    torch_uvm.memory.empty(1)  # creates the accelerator
     emulated.reset_counters()

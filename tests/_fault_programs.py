@@ -22,7 +22,7 @@ def nothing_is_left_on() -> Iterator[None]:
     _C.emu_clear_failures()  # left over from a failed test
     torch_uvm.enable(budget=None, optimizer="in_place")
     torch_uvm.disable()
-    torch_uvm.empty_cache()
+    torch_uvm.memory.empty_cache()
 
 
 def filled(count: int, value: float, device: str = "emu") -> torch.Tensor:

@@ -56,19 +56,19 @@ def _settled() -> tuple[int, ...]:
     """Counts that must return to their values. Releases caches first."""
     gc.collect()
     torch.accelerator.synchronize()
-    torch_uvm.empty_cache()
+    torch_uvm.memory.empty_cache()
     torch.accelerator.empty_cache()
     assert _C.check_allocator() is None, _C.check_allocator()
     assert _C.check_residency() is None, _C.check_residency()
     assert _C.emu_check_plain_allocator() is None
     assert _C.pending_updates() == 0
-    managed, ours = torch_uvm.memory_stats(), torch.accelerator.memory_stats()
+    managed, ours = torch_uvm.memory.memory_stats(), torch.accelerator.memory_stats()
     return (
         managed["allocated_bytes.all.current"],
         managed["allocation.all.current"],
         managed["requested_bytes.all.current"],
         ours["allocated_bytes.all.current"],
-        torch_uvm.residency_stats()["records"],
+        torch_uvm.stats()["records"],
     )
 
 

@@ -196,14 +196,14 @@ def check(program: Program, counted: bool) -> dict[str, Any]:
     expected = results_of(program)
     Place.device = EMU
     torch_uvm.enable(budget="auto", limit=MEMORY)
-    torch_uvm.reset_residency_stats()
-    torch_uvm.reset_peak_memory_stats()
+    torch_uvm.memory.reset_residency_stats()
+    torch_uvm.memory.reset_peak_memory_stats()
     _C.count_kernels(counted)
     try:
         results = results_of(program)
     finally:
         _C.count_kernels(True)
-    figures = torch_uvm.residency_stats()
+    figures = torch_uvm.stats()
     assert len(results) == len(expected)
     for number, (result, wanted) in enumerate(zip(results, expected, strict=True)):
         assert torch.equal(result, wanted), f"result {number} differs"
@@ -227,7 +227,7 @@ def main(counted: bool, names: list[str]) -> int:
         gc.collect()
         torch_uvm.set_limit(None)
         torch_uvm.set_budget(None)
-        torch_uvm.empty_cache()
+        torch_uvm.memory.empty_cache()
     return 1 if wrong else 0
 
 

@@ -40,10 +40,10 @@ def page_bytes() -> int:
 
 def neighbours(count: int, each: int) -> list[torch.Tensor]:
     """Adjacent tensors of `each` bytes in one segment, resident on the device."""
-    torch_uvm.empty_cache()
-    made = [torch_uvm.ones(each, dtype=torch.uint8) for _ in range(12)]
+    torch_uvm.memory.empty_cache()
+    made = [torch_uvm.memory.ones(each, dtype=torch.uint8) for _ in range(12)]
     made.sort(key=torch.Tensor.data_ptr)
-    starts = {s["address"] for s in torch_uvm.memory_snapshot()}
+    starts = {s["address"] for s in torch_uvm.memory.memory_snapshot()}
     for first in range(len(made) - count + 1):
         run = made[first : first + count]
         step = [b.data_ptr() - a.data_ptr() for a, b in zip(run, run[1:], strict=False)]

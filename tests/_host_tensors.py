@@ -25,11 +25,11 @@ torch_uvm.enable(host_tensors=True)
 @pytest.fixture(autouse=True)
 def host_tensors_on() -> Iterator[None]:
     gc.collect()
-    torch_uvm.empty_cache()
+    torch_uvm.memory.empty_cache()
     torch_uvm.enable(host_tensors=True)
     yield
     torch_uvm.enable(host_tensors=False)
 
 
 def host_bytes() -> int:
-    return torch_uvm.memory_allocated("cpu")
+    return torch_uvm.memory.memory_allocated("cpu")

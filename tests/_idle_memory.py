@@ -15,7 +15,7 @@ from torch_uvm import _C
 def _in_use() -> int:
     gc.collect()
     _C.release_idle_memory()
-    return torch_uvm.memory_allocated()
+    return torch_uvm.memory.memory_allocated()
 
 
 @pytest.fixture(autouse=True)

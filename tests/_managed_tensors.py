@@ -13,7 +13,9 @@ managed_copy = torch.ops.torch_uvm.managed_copy
 def managed(*size: int, device: str | None = None, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """The numbers 1, 2, 3, ..., by default on the accelerator."""
     count = torch.Size(size).numel()
-    return torch_uvm.empty(*size, device=device, dtype=dtype).copy_(torch.arange(count).reshape(size) + 1)
+    return torch_uvm.memory.empty(*size, device=device, dtype=dtype).copy_(
+        torch.arange(count).reshape(size) + 1
+    )
 
 
 def to_cpu(x: torch.Tensor) -> torch.Tensor:

@@ -26,7 +26,7 @@ def anonymous():
             return int(line.split()[1]) * 1024
 
 def managed_bytes():
-    return torch_uvm.memory_allocated(), torch_uvm.memory_reserved(), _C.managed_bytes()
+    return torch_uvm.memory.memory_allocated(), torch_uvm.memory.memory_reserved(), _C.managed_bytes()
 """
 
 

@@ -16,11 +16,11 @@ SMALL = 8 * MIB
 @pytest.fixture(name="budget")
 def small_hard_budget() -> int:
     """A hard budget of 8 MiB on a device of 256 MiB, with managed memory on."""
-    torch_uvm.empty_cache()
+    torch_uvm.memory.empty_cache()
     torch_uvm.enable(budget=SMALL)
-    torch_uvm.empty_cache()
-    torch_uvm.reset_peak_memory_stats()
-    torch_uvm.reset_residency_stats()
+    torch_uvm.memory.empty_cache()
+    torch_uvm.memory.reset_peak_memory_stats()
+    torch_uvm.memory.reset_residency_stats()
     return SMALL
 
 

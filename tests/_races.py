@@ -275,7 +275,7 @@ def arenas_are_reset_under_a_side_stream(draw: random.Random) -> str:
     pressure = Pressure(6, 14)
     side = torch.Stream("emu")
     main = torch.accelerator.current_stream()
-    arena = torch_uvm.arena(initial="4MiB")
+    arena = torch_uvm.allocators.arena(initial="4MiB")
     outs, expected = [], []
     for turn in range(8):
         source = torch.full((FLOATS,), 100.0 + turn).pin_memory()
@@ -309,7 +309,7 @@ def see(name: str, seed: int) -> tuple[str, dict[str, int]]:
     torch.ones((), device="emu", requires_grad=True).backward()  # two threads' first ones race in PyTorch
     seen = it.program(random.Random(seed))
     torch.accelerator.synchronize()
-    stats = torch_uvm.residency_stats()
+    stats = torch_uvm.stats()
     wrong = seen or _C.check_residency() or _C.check_allocator() or RIGHT
     return wrong, {figure: stats[figure]["count"] for figure in FIGURES}
 

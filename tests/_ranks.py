@@ -39,14 +39,14 @@ class Rank:
         figures."""
         figures: dict[str, Any] = {}
         gc.collect()
-        torch_uvm.empty_cache()
-        torch_uvm.reset_peak_memory_stats()
+        torch_uvm.memory.empty_cache()
+        torch_uvm.memory.reset_peak_memory_stats()
         torch_uvm.enable(budget=budget, optimizer=optimizer)
-        torch_uvm.reset_residency_stats()
+        torch_uvm.memory.reset_residency_stats()
         try:
             yield figures
             torch.accelerator.synchronize()
-            figures |= torch_uvm.residency_stats()
+            figures |= torch_uvm.stats()
         finally:
             torch_uvm.disable()
             gc.collect()

@@ -42,7 +42,7 @@ def main() -> None:
     device = torch.accelerator.current_accelerator()
     assert device is not None
     assert train(device) == expected
-    stats = torch_uvm.residency_stats()
+    stats = torch_uvm.stats()
     (peak,) = stats["peak_device_bytes"].values()
     assert 0 < peak <= BUDGET and stats["fetched"]["bytes"] > 0, stats
 

@@ -111,7 +111,7 @@ def frees_beside_moving_aside(draw: random.Random) -> str:
         )
         wrong = at_once([*workers, large])
         # Whether the threads meet depends on the machine: under load, one round in twenty moved nothing.
-        if wrong or torch_uvm.residency_stats()["moved"]["count"]:
+        if wrong or torch_uvm.stats()["moved"]["count"]:
             return wrong
     return f"nothing was moved aside in {ROUNDS} rounds: the program tests nothing"
 
@@ -255,7 +255,7 @@ class RandomProgram:
 
     def as_dlpack(self) -> None:
         it = self.one()
-        torch_uvm.from_dlpack(it.ours).add_(1)
+        torch_uvm.memory.from_dlpack(it.ours).add_(1)
         it.cpu.add_(1)
 
     def pinned(self) -> None:

@@ -87,7 +87,7 @@ def leave_no_trace() -> Iterator[None]:
     torch_uvm._C.request_budget(None, None)
     assert torch_uvm._C.check_allocator() is None
     if torch_uvm._C.backend() == "emulated":
-        # Ordinary memory that is cached leaves less to later budgets. torch_uvm.empty_cache() keeps it.
+        # Ordinary memory that is cached leaves less to later budgets. Our empty_cache() keeps it.
         sys.modules["torch"].accelerator.empty_cache()
 
 
@@ -116,4 +116,4 @@ def steps_at_once_afterwards() -> Iterator[None]:
     torch_uvm.disable()
     gc.collect()
     torch_uvm._C.request_budget(None, None)
-    torch_uvm.empty_cache()
+    torch_uvm.memory.empty_cache()

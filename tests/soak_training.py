@@ -134,7 +134,7 @@ class Round:
         self.note(f"  {what}")
         parameters = list(model.parameters())
         if what == "empty":
-            torch_uvm.empty_cache()
+            torch_uvm.memory.empty_cache()
         elif what == "collect":
             gc.collect()
         elif what == "prefetch":
@@ -171,10 +171,10 @@ class Round:
         rng = self.rng
         gc.collect()
         if rng.random() < 0.3:
-            torch_uvm.empty_cache()
+            torch_uvm.memory.empty_cache()
         optimizer_kind = rng.choice(["in_place", "in_place", "deferred"])
         torch_uvm.enable(budget=rng.choice([None, None, "auto"]), optimizer=optimizer_kind)
-        torch_uvm.reset_peak_memory_stats()
+        torch_uvm.memory.reset_peak_memory_stats()
 
         torch.manual_seed(rng.randrange(1 << 32))
         reference = Program(rng, self.count)
@@ -238,11 +238,11 @@ class Round:
             if rng.random() < 0.2:
                 self.check_invariants()
             if step == 2:
-                used = max(torch_uvm.max_memory_allocated(device) for device in self.devices)
+                used = max(torch_uvm.memory.max_memory_allocated(device) for device in self.devices)
         for what, found, wanted in self.everything(ours, reference, optimizers):
             compare(what, found, wanted)
         self.check_invariants()
-        stats = torch_uvm.residency_stats()
+        stats = torch_uvm.stats()
         if stats["failures"]:
             raise Different(f"{stats['failures']} calls of the runtime failed")
         self.moved = {key: stats[key]["count"] for key in COUNTED}

@@ -161,7 +161,7 @@ else:
             f"{profile},emulated_schedule_seed:3",
             """
 torch.save(torch.arange(float(MiB)), "one.pt")
-targets = [torch_uvm.empty(MiB, device="emu") for _ in range(16)]
+targets = [torch_uvm.memory.empty(MiB, device="emu") for _ in range(16)]
 delayed = 0
 for target in targets:
     x = torch.load("one.pt", mmap=True)

@@ -32,7 +32,7 @@ def to_device(x: torch.Tensor) -> torch.Tensor:
 
 
 def on(device: torch.device) -> torch.Tensor:
-    return torch_uvm.zeros(4, 6, device=device).copy_(torch.arange(24.0).reshape(4, 6))
+    return torch_uvm.memory.zeros(4, 6, device=device).copy_(torch.arange(24.0).reshape(4, 6))
 
 
 TO_CPU: list[Callable[[torch.Tensor], torch.Tensor]] = [
@@ -141,7 +141,7 @@ class TestPlainCalls:
 
     @pytest.mark.parametrize("call", [lambda x: x.cpu(), lambda x: x.to("cpu")])
     def test_waits_for_the_device(self, call: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        x = torch_uvm.zeros(1 << 20)
+        x = torch_uvm.memory.zeros(1 << 20)
         x.copy_(torch.ones(1 << 20).pin_memory(), non_blocking=True)
         assert call(x).sum() == 1 << 20
 
@@ -249,7 +249,7 @@ class TestSwitch:
             torch.manual_seed(0)
             model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1)).to(DEVICE)
             optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-            data = torch_uvm.empty(64, 8, device="cpu").copy_(torch.randn(64, 8))
+            data = torch_uvm.memory.empty(64, 8, device="cpu").copy_(torch.randn(64, 8))
             losses = []
             for _ in range(4):
                 for start in range(0, 64, 16):

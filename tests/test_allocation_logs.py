@@ -89,13 +89,13 @@ class TestRecord:
             for kind in ("allocation", "requested_bytes")
             for what in ("allocated", "freed")
         ]
-        before = torch_uvm.memory_stats()
-        with torch_uvm.record_allocations(tmp_path / "log.csv") as recording:
+        before = torch_uvm.memory.memory_stats()
+        with torch_uvm.tools.record_allocations(tmp_path / "log.csv") as recording:
             held = [torch.ones(size, device=on) for size in (100, 5000, 70, 1_000_000)]
             (held[1] * 2).sum().item()
-            host = torch_uvm.zeros(1000, device="cpu")
+            host = torch_uvm.memory.zeros(1000, device="cpu")
             del held[2]
-        after = torch_uvm.memory_stats()
+        after = torch_uvm.memory.memory_stats()
         change = {key: after[key] - before[key] for key in keys}
         log = read_log(tmp_path / "log.csv")
         sums = {action: [it for it in log if it.action == action] for action in ACTIONS}
@@ -113,12 +113,12 @@ class TestRecord:
 
     def test_rmm_reads_it(self, on: torch.device, tmp_path: Path) -> None:
         other = torch.Stream(on)
-        with torch_uvm.record_allocations(tmp_path / "log.csv"):
+        with torch_uvm.tools.record_allocations(tmp_path / "log.csv"):
             x = torch.ones(100, device=on)
             with other:
                 y = torch.ones(200, device=on)
             del x, y
-            z = torch_uvm.ones(300, device="cpu")
+            z = torch_uvm.memory.ones(300, device="cpu")
         theirs = as_rmm_reads(tmp_path / "log.csv")
         ours = list(read_log(tmp_path / "log.csv"))
         assert [(it.thread, it.action, it.bytes) for it in ours] == [
@@ -137,7 +137,7 @@ class TestRecord:
             for _ in range(200):
                 torch.empty(sizes.randrange(1, 5000), device=on)
 
-        with torch_uvm.record_allocations(tmp_path / "log.csv"):
+        with torch_uvm.tools.record_allocations(tmp_path / "log.csv"):
             threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
             for thread in threads:
                 thread.start()
@@ -150,15 +150,15 @@ class TestRecord:
         assert times == sorted(times)
 
     def test_a_failure_is_a_row(self, on: torch.device, tmp_path: Path) -> None:
-        torch_uvm.set_limit(torch_uvm.memory_reserved() + (1 << 20))
-        with torch_uvm.record_allocations(tmp_path / "log.csv"), pytest.raises(torch.OutOfMemoryError):
+        torch_uvm.set_limit(torch_uvm.memory.memory_reserved() + (1 << 20))
+        with torch_uvm.tools.record_allocations(tmp_path / "log.csv"), pytest.raises(torch.OutOfMemoryError):
             torch.empty(1 << 30, dtype=torch.uint8, device=on)
         (event,) = read_log(tmp_path / "log.csv")
         assert (event.action, event.bytes, event.allocation) == ("allocate failure", 1 << 30, -1)
 
     def test_nothing_is_recorded_before_and_after(self, on: torch.device, tmp_path: Path) -> None:
         before = torch.ones(10, device=on)
-        recording = torch_uvm.record_allocations(str(tmp_path / "log.csv"))
+        recording = torch_uvm.tools.record_allocations(str(tmp_path / "log.csv"))
         del before
         recording.stop()
         recording.stop()  # a second stop does nothing
@@ -168,28 +168,28 @@ class TestRecord:
         assert after.numel() == 10 and recording.rows == 1
 
     def test_one_at_a_time(self, on: torch.device, tmp_path: Path) -> None:
-        with torch_uvm.record_allocations(tmp_path / "first.csv"):
+        with torch_uvm.tools.record_allocations(tmp_path / "first.csv"):
             with pytest.raises(RuntimeError, match=r"first\.csv.*one recording at a time"):
-                torch_uvm.record_allocations(tmp_path / "second.csv")
+                torch_uvm.tools.record_allocations(tmp_path / "second.csv")
         assert not (tmp_path / "second.csv").exists()
-        torch_uvm.record_allocations(tmp_path / "second.csv").stop()
+        torch_uvm.tools.record_allocations(tmp_path / "second.csv").stop()
 
     def test_bad_paths(self, tmp_path: Path) -> None:
         nowhere = tmp_path / "nowhere"
         nowhere.symlink_to(tmp_path / "none" / "log.csv")
         with pytest.raises(TypeError, match="path is 7"):
-            torch_uvm.record_allocations(7)  # type: ignore[arg-type]
+            torch_uvm.tools.record_allocations(7)  # type: ignore[arg-type]
         with pytest.raises(IsADirectoryError, match="is a folder"):
-            torch_uvm.record_allocations(tmp_path)
+            torch_uvm.tools.record_allocations(tmp_path)
         with pytest.raises(FileNotFoundError, match="no folder"):
-            torch_uvm.record_allocations(tmp_path / "none" / "log.csv")
+            torch_uvm.tools.record_allocations(tmp_path / "none" / "log.csv")
         with pytest.raises(ValueError, match="cannot write"):
-            torch_uvm.record_allocations(nowhere)
+            torch_uvm.tools.record_allocations(nowhere)
         # The previous calls left no recording active.
-        torch_uvm.record_allocations(tmp_path / "log.csv").stop()
+        torch_uvm.tools.record_allocations(tmp_path / "log.csv").stop()
 
     def test_a_full_disk_is_reported_at_the_end(self, on: torch.device) -> None:
-        recording = torch_uvm.record_allocations("/dev/full")
+        recording = torch_uvm.tools.record_allocations("/dev/full")
         x = torch.ones(100, device=on)
         with pytest.raises(RuntimeError, match=r"/dev/full.* 1 rows are missing: No space left"):
             recording.stop()
@@ -201,7 +201,7 @@ class TestRecord:
             import os, torch, torch_uvm
             device = torch.accelerator.current_accelerator()
             torch_uvm.enable(budget=None)
-            torch_uvm.record_allocations("log.csv")
+            torch_uvm.tools.record_allocations("log.csv")
             x = torch.ones(100, device=device)
             if os.fork() == 0:
                 del x
@@ -216,7 +216,7 @@ class TestRecord:
 
     def test_fetches_of_the_engine_are_recorded(self, on: torch.device, tmp_path: Path) -> None:
         torch_uvm.enable(budget="16MiB")
-        with torch_uvm.record_allocations(tmp_path / "log.csv"):
+        with torch_uvm.tools.record_allocations(tmp_path / "log.csv"):
             tensors = [torch.ones(1 << 20, device=on) for _ in range(8)]  # 4 MiB each
             for x in tensors:
                 x.add_(1)
@@ -345,5 +345,5 @@ class TestRead:
 def test_a_recording_costs_no_descriptor(on: torch.device, tmp_path: Path) -> None:
     count = len(os.listdir("/proc/self/fd"))
     for _ in range(5):
-        torch_uvm.record_allocations(tmp_path / "log.csv").stop()
+        torch_uvm.tools.record_allocations(tmp_path / "log.csv").stop()
     assert len(os.listdir("/proc/self/fd")) == count

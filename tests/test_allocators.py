@@ -13,7 +13,7 @@ from _spawn import Spawn
 from torch import nn
 
 import torch_uvm
-from torch_uvm import Allocator, use_allocator
+from torch_uvm.allocators import Allocator, use_allocator
 
 MIB = 1 << 20
 EMU = torch.device("emu", 0)
@@ -95,12 +95,12 @@ class TestScope:
 
 
 class TestFactories:
-    @pytest.mark.parametrize("make", [torch_uvm.empty, torch_uvm.zeros, torch_uvm.ones])
+    @pytest.mark.parametrize("make", [torch_uvm.memory.empty, torch_uvm.memory.zeros, torch_uvm.memory.ones])
     def test_single_tensors(self, make: object) -> None:
         mine = counted()
         x = make(10, 10, device="emu", allocator=mine)  # type: ignore[operator]
-        y = torch_uvm.full((3,), 2.0, device="cpu", allocator=mine)
-        z = torch_uvm.empty_like(x, allocator=mine)
+        y = torch_uvm.memory.full((3,), 2.0, device="cpu", allocator=mine)
+        z = torch_uvm.memory.empty_like(x, allocator=mine)
         assert mine.passed()["bytes"] == 812
         assert y.tolist() == [2, 2, 2] and z.shape == (10, 10)
         del x, y, z
@@ -109,15 +109,15 @@ class TestFactories:
         mine = counted()
         with use_allocator(mine):
             x = torch.ones(0, device="emu")
-        y = torch_uvm.empty(0, device="emu", allocator=mine)
+        y = torch_uvm.memory.empty(0, device="emu", allocator=mine)
         assert torch_uvm.is_managed(x) and torch_uvm.is_managed(y)
         assert mine.passed()["total_allocations"] == 0
         x.record_stream(torch.Stream("emu"))
 
     def test_invalid_arguments_are_refused(self) -> None:
         with pytest.raises(TypeError, match="allocator is 3"):
-            torch_uvm.empty(1, device="emu", allocator=3)  # type: ignore[arg-type]
-        with pytest.raises(TypeError, match="accepted: a torch_uvm.Allocator"):
+            torch_uvm.memory.empty(1, device="emu", allocator=3)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="accepted: a torch_uvm.allocators.Allocator"):
             use_allocator("pool")  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="makes none"):
             Allocator(3)  # type: ignore[arg-type]
@@ -137,7 +137,11 @@ class TestLimits:
 
     def test_a_callback_makes_room(self) -> None:
         asked = []
-        cache = [torch_uvm.ones(200, device="emu", allocator=(small := Allocator.process().with_limit(1024)))]
+        cache = [
+            torch_uvm.memory.ones(
+                200, device="emu", allocator=(small := Allocator.process().with_limit(1024))
+            )
+        ]
 
         def clear(count: int, device: torch.device) -> bool:
             asked.append((count, device))
@@ -146,10 +150,10 @@ class TestLimits:
             return had
 
         careful = small.with_failure_callback(clear)
-        x = torch_uvm.ones(256, device="emu", allocator=careful)
+        x = torch_uvm.memory.ones(256, device="emu", allocator=careful)
         assert asked == [(1024, EMU)]
         with pytest.raises(torch.OutOfMemoryError):
-            torch_uvm.ones(1, device="emu", allocator=careful)
+            torch_uvm.memory.ones(1, device="emu", allocator=careful)
         assert len(asked) == 2
         del x
 
@@ -166,10 +170,10 @@ class TestLimits:
             Allocator.pool("2MiB", maximum="1MiB")
         pool = Allocator.pool("4MiB", maximum="32MiB")
         calls = pool.stats()["upstream_allocations"]
-        xs = [torch_uvm.empty(256, 1024, device="emu", allocator=pool) for _ in range(3)]
+        xs = [torch_uvm.memory.empty(256, 1024, device="emu", allocator=pool) for _ in range(3)]
         assert pool.stats()["requested_bytes"] == 3 * MIB
         with pytest.raises(torch.OutOfMemoryError):
-            torch_uvm.empty(40 * MIB, dtype=torch.uint8, device="emu", allocator=pool)
+            torch_uvm.memory.empty(40 * MIB, dtype=torch.uint8, device="emu", allocator=pool)
         assert pool.stats()["upstream_allocations"] >= calls
         del xs
         assert pool.release() > 0 and pool.stats()["reserved_bytes"] == 0
@@ -178,26 +182,29 @@ class TestLimits:
 class TestIdleMemory:
     def test_idle_memory_of_a_pool_is_released_for_others(self) -> None:
         pool = Allocator.pool("24MiB")
-        torch_uvm.empty_cache()
-        torch_uvm.set_limit(torch_uvm.memory_reserved() + 16 * MIB)
-        x = torch_uvm.empty(20 * MIB, dtype=torch.uint8, device="emu")
+        torch_uvm.memory.empty_cache()
+        torch_uvm.set_limit(torch_uvm.memory.memory_reserved() + 16 * MIB)
+        x = torch_uvm.memory.empty(20 * MIB, dtype=torch.uint8, device="emu")
         assert pool.stats()["reserved_bytes"] == 0
         with pytest.raises(torch.OutOfMemoryError):
-            torch_uvm.empty(40 * MIB, dtype=torch.uint8, device="emu", allocator=pool)
+            torch_uvm.memory.empty(40 * MIB, dtype=torch.uint8, device="emu", allocator=pool)
         del x
 
     def test_idle_memory_of_arenas_and_plans_is_released(self) -> None:
-        scratch, plan = torch_uvm.arena("16MiB"), torch_uvm.allocation_plan("idle memory")
+        scratch, plan = (
+            torch_uvm.allocators.arena("16MiB"),
+            torch_uvm.allocators.allocation_plan("idle memory"),
+        )
         with scratch:
             torch.ones(10, device="emu")
         for _ in range(2):
             with plan:
                 torch.empty(12 * MIB, dtype=torch.uint8, device="emu")
         assert scratch.stats()["reserved_bytes"] + plan.stats()["reserved_bytes"] >= 28 * MIB
-        torch_uvm.empty_cache()
-        reserved = torch_uvm.memory_reserved()
+        torch_uvm.memory.empty_cache()
+        reserved = torch_uvm.memory.memory_reserved()
         torch_uvm.set_limit(reserved)
-        x = torch_uvm.empty(24 * MIB, dtype=torch.uint8, device="emu")
+        x = torch_uvm.memory.empty(24 * MIB, dtype=torch.uint8, device="emu")
         del x
         torch_uvm.set_limit(reserved + 64 * MIB)
         with plan, scratch:
@@ -210,7 +217,7 @@ class TestTensors:
 
     def test_moves_alias(self) -> None:
         mine = counted()
-        x = torch_uvm.ones(8, device="emu", allocator=mine)
+        x = torch_uvm.memory.ones(8, device="emu", allocator=mine)
         here = torch_uvm.to(x, "cpu")
         here[0] = 5
         assert here.data_ptr() == x.data_ptr() and x[0].item() == 5
@@ -224,11 +231,11 @@ class TestTensors:
 
     def test_numpy_dlpack_and_streams(self) -> None:
         mine = counted()
-        x = torch_uvm.ones(8, device="cpu", allocator=mine)
+        x = torch_uvm.memory.ones(8, device="cpu", allocator=mine)
         array = x.numpy()
         array[1] = 3
         assert x[1] == 3
-        y = torch_uvm.from_dlpack(torch_uvm.to(x, "emu"))
+        y = torch_uvm.memory.from_dlpack(torch_uvm.to(x, "emu"))
         assert y.sum().item() == 10
         stream = torch.Stream("emu")
         y.record_stream(stream)
@@ -238,7 +245,7 @@ class TestTensors:
 
     def test_resize_and_hints(self) -> None:
         mine = counted()
-        x = torch_uvm.empty(MIB, device="emu", allocator=mine)
+        x = torch_uvm.memory.empty(MIB, device="emu", allocator=mine)
         torch_uvm.prefetch(x, "cpu")
         assert sum(torch_uvm.residency(x).values()) == 4 * MIB
         torch_uvm.discard(x)
@@ -260,16 +267,16 @@ class TestTensors:
             import torch, torch_uvm
             torch_uvm.set_budget("8MiB")
             torch_uvm.set_limit("12MiB")  # above the budget, or it could be exceeded by one operator
-            own = torch_uvm.Allocator.caching()
-            held = torch_uvm.empty(6 << 20, dtype=torch.uint8, device="emu", allocator=own)
+            own = torch_uvm.allocators.Allocator.caching()
+            held = torch_uvm.memory.empty(6 << 20, dtype=torch.uint8, device="emu", allocator=own)
             for over_budget in (True, False):
                 with torch_uvm.enabled():
                     x = torch.ones(6 << 20, dtype=torch.uint8, device="emu")  # `held` cannot be evicted
                 assert x.sum(dtype=torch.int64).item() == 6 << 20
-                stats = torch_uvm.residency_stats()
+                stats = torch_uvm.stats()
                 assert (stats["over_budget"] > 0) is over_budget
                 assert all(bytes <= 8 << 20 for bytes in stats["peak_device_bytes"].values())
-                torch_uvm.reset_residency_stats()
+                torch_uvm.memory.reset_residency_stats()
                 held = x = None
             """
         )

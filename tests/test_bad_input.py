@@ -37,8 +37,12 @@ set_limit, is_managed, residency = (
     _loose(torch_uvm.is_managed),
     _loose(emulated.residency),
 )
-empty, zeros, ones = _loose(torch_uvm.empty), _loose(torch_uvm.zeros), _loose(torch_uvm.ones)
-full, empty_like = _loose(torch_uvm.full), _loose(torch_uvm.empty_like)
+empty, zeros, ones = (
+    _loose(torch_uvm.memory.empty),
+    _loose(torch_uvm.memory.zeros),
+    _loose(torch_uvm.memory.ones),
+)
+full, empty_like = _loose(torch_uvm.memory.full), _loose(torch_uvm.memory.empty_like)
 
 
 def _sparse() -> torch.Tensor:
@@ -133,20 +137,22 @@ BAD: dict[str, Bad] = {
     "limit text past 64 bits": Bad(lambda: set_limit("99999999TiB"), ValueError, ("99999999TiB", "None")),
     # --- devices of the memory functions
     "memory of an unknown device": Bad(
-        lambda: torch_uvm.memory_allocated("banana"), ValueError, ("'banana'", "'cpu'", f"'{DEVICE}'")
+        lambda: torch_uvm.memory.memory_allocated("banana"), ValueError, ("'banana'", "'cpu'", f"'{DEVICE}'")
     ),
     "fragmentation of meta": Bad(
-        lambda: torch_uvm.memory_fragmentation("meta"), ValueError, ("'meta'", "'cpu'")
+        lambda: torch_uvm.memory.memory_fragmentation("meta"), ValueError, ("'meta'", "'cpu'")
     ),
-    "memory of meta": Bad(lambda: torch_uvm.memory_stats("meta"), ValueError, ("'meta'", "'cpu'")),
+    "memory of meta": Bad(lambda: torch_uvm.memory.memory_stats("meta"), ValueError, ("'meta'", "'cpu'")),
     "memory of an index too high": Bad(
-        lambda: torch_uvm.memory_reserved(COUNT), ValueError, (f"{COUNT} (int)", "'cpu'", f"'{DEVICE}:0'")
+        lambda: torch_uvm.memory.memory_reserved(COUNT),
+        ValueError,
+        (f"{COUNT} (int)", "'cpu'", f"'{DEVICE}:0'"),
     ),
     "memory of an index past int8": Bad(
-        lambda: torch_uvm.max_memory_allocated(10**6), ValueError, ("1000000 (int)", "'cpu'")
+        lambda: torch_uvm.memory.max_memory_allocated(10**6), ValueError, ("1000000 (int)", "'cpu'")
     ),
     "memory of a negative index": Bad(
-        lambda: torch_uvm.max_memory_reserved(-1), ValueError, ("-1 (int)", "'cpu'")
+        lambda: torch_uvm.memory.max_memory_reserved(-1), ValueError, ("-1 (int)", "'cpu'")
     ),
     "memory of a device index too high": Bad(
         lambda: torch_uvm.memory_summary(f"{DEVICE}:{COUNT}"),
@@ -154,16 +160,18 @@ BAD: dict[str, Bad] = {
         (f"{DEVICE}:{COUNT}", f"'{DEVICE}:0'"),
     ),
     "memory of a second host": Bad(
-        lambda: torch_uvm.memory_snapshot(torch.device("cpu", 1)), ValueError, ("index=1", "'cpu'")
+        lambda: torch_uvm.memory.memory_snapshot(torch.device("cpu", 1)), ValueError, ("index=1", "'cpu'")
     ),
     "memory of a float": Bad(
-        lambda: _loose(torch_uvm.memory_allocated)(0.0), TypeError, ("0.0 (float)", "'cpu'")
+        lambda: _loose(torch_uvm.memory.memory_allocated)(0.0), TypeError, ("0.0 (float)", "'cpu'")
     ),
     "reset of a bool": Bad(
-        lambda: torch_uvm.reset_peak_memory_stats(True), TypeError, ("True (bool)", "'cpu'")
+        lambda: torch_uvm.memory.reset_peak_memory_stats(True), TypeError, ("True (bool)", "'cpu'")
     ),
     "reset keyword": Bad(
-        lambda: _loose(torch_uvm.reset_accumulated_memory_stats)(home="cpu"), TypeError, ("home", "device")
+        lambda: _loose(torch_uvm.memory.reset_accumulated_memory_stats)(home="cpu"),
+        TypeError,
+        ("home", "device"),
     ),
     # --- tensors
     "is_managed of a list": Bad(lambda: is_managed([1.0]), TypeError, ("[1.0] (list)", "torch.Tensor")),
@@ -244,8 +252,8 @@ def _fingerprint() -> dict[str, Any]:
         "enabled": torch_uvm.is_enabled(),
         "limit": _C.get_limit(),
         "options": _C.describe_options(),
-        "stats": torch_uvm.memory_stats(),
-        "homes": [torch_uvm.memory_stats(home) for home in ("cpu", *range(COUNT))],
+        "stats": torch_uvm.memory.memory_stats(),
+        "homes": [torch_uvm.memory.memory_stats(home) for home in ("cpu", *range(COUNT))],
         "managed": (_C.managed_bytes(), _C.peak_managed_bytes()),
         "resident": [emulated.resident_bytes(index) for index in range(COUNT)],
         "counters": emulated.counters(),
@@ -257,7 +265,7 @@ def _fingerprint() -> dict[str, Any]:
 @pytest.fixture(scope="module", autouse=True)
 def in_use() -> None:
     """Makes the figures nonzero."""
-    torch_uvm.ones(1000, device=DEVICE)
+    torch_uvm.memory.ones(1000, device=DEVICE)
 
 
 @pytest.mark.parametrize("name", BAD)

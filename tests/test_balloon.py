@@ -34,11 +34,11 @@ def test_the_automatic_budget_is_at_most_the_limit(spawn: Spawn, limit: str) -> 
         def make(number):
             return torch.full((size // 4,), float(number), device="emu")
         kept = [make(number) for number in range(20)]
-        assert torch_uvm.residency_stats()["records"] == 20, "not all are known"
+        assert torch_uvm.stats()["records"] == 20, "not all are known"
         kept += [make(number) for number in range(20, 60)]
         for number, each in enumerate(kept):
             assert (each == number).all().item(), number
-        stats = torch_uvm.residency_stats()
+        stats = torch_uvm.stats()
         assert stats["written_back"]["bytes"] > 0 and stats["fetched"]["bytes"] > 0
         """,
         env=EMULATED,

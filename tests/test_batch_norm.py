@@ -33,12 +33,12 @@ class TestBatchNorm:
         use(kept)  # evicts the statistics
         assert not torch.equal(mean, expected[0]) and not torch.equal(var, expected[1])
         torch.testing.assert_close(mean, expected[0] * 1.9)
-        stats = torch_uvm.residency_stats()
+        stats = torch_uvm.stats()
         before = stats["written_back"]["bytes"]
         with torch.no_grad():
             result = torch.nn.functional.batch_norm(x, mean, var, weight, bias, training=True)
         use([mean, var, weight, bias, x])
         del result
         use(kept)
-        grown = torch_uvm.residency_stats()["written_back"]["bytes"] - before
+        grown = torch_uvm.stats()["written_back"]["bytes"] - before
         assert grown <= 2 * MIB, "only the two statistics, of 0.5 MiB each, and a temporary"

@@ -99,7 +99,7 @@ class TestWhatItPrints:
 
 class TestChecks:
     def test_same_bytes(self, device: torch.device) -> None:
-        host = torch_uvm.zeros(8, device="cpu")
+        host = torch_uvm.memory.zeros(8, device="cpu")
         there = torch_uvm.to(host, device)
         both_sides.check_same_bytes(host, there, host.numpy())
         for broken in (
@@ -115,7 +115,7 @@ class TestChecks:
             both_sides.check_same_bytes(ordinary, ordinary, ordinary.numpy())
 
     def test_nothing_copied(self, device: torch.device) -> None:
-        host = torch_uvm.zeros(1024, device="cpu")
+        host = torch_uvm.memory.zeros(1024, device="cpu")
         with both_sides.nothing_copied(device):
             torch_uvm.to(torch_uvm.to(host, device), "cpu").numpy()[:] = 1
         with pytest.raises(AssertionError, match="managed bytes"), both_sides.nothing_copied(device):

@@ -89,7 +89,7 @@ import torch, torch_uvm
 from torch_uvm import _C
 MIB = 1024**2
 def use(device=0):
-    return torch_uvm.ones(4, device=f"emu:{device}")
+    return torch_uvm.memory.ones(4, device=f"emu:{device}")
 """
 
 
@@ -210,8 +210,8 @@ assert _C.budget(0) == 60 * MIB, _C.budget(0)
             torch_uvm.set_budget("8MiB")
             for _ in range(8):
                 used.add_(1)
-            assert torch_uvm.residency_stats()["device_bytes"][used.device] <= 8 << 20
-            assert torch_uvm.residency_stats()["fetched"]["count"] <= 1  # at most one unnecessary fetch
+            assert torch_uvm.stats()["device_bytes"][used.device] <= 8 << 20
+            assert torch_uvm.stats()["fetched"]["count"] <= 1  # at most one unnecessary fetch
             assert [t.sum().item() / 2**19 for t in kept] == list(range(16)) and used[0].item() == 9
             """
         )
@@ -249,14 +249,14 @@ class TestWhatIsInForce:
 
     def test_limits(self) -> None:
         torch_uvm.enable(limit="96MiB", host_limit="80MiB")
-        assert (torch_uvm.get_limit(), torch_uvm.get_host_limit()) == (96 * MIB, 80 * MIB)
+        assert (torch_uvm.memory.get_limit(), torch_uvm.memory.get_host_limit()) == (96 * MIB, 80 * MIB)
         torch_uvm.enable()
-        assert (torch_uvm.get_limit(), torch_uvm.get_host_limit()) == (96 * MIB, 80 * MIB)
+        assert (torch_uvm.memory.get_limit(), torch_uvm.memory.get_host_limit()) == (96 * MIB, 80 * MIB)
         torch_uvm.set_limit(None)
         torch_uvm.set_host_limit(7 * MIB)
-        assert (torch_uvm.get_limit(), torch_uvm.get_host_limit()) == (None, 7 * MIB)
+        assert (torch_uvm.memory.get_limit(), torch_uvm.memory.get_host_limit()) == (None, 7 * MIB)
         torch_uvm.set_host_limit(None)
-        assert torch_uvm.get_host_limit() is None
+        assert torch_uvm.memory.get_host_limit() is None
 
     def test_budgets(self, spawn: Spawn) -> None:
         spawn(

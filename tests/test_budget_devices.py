@@ -49,17 +49,17 @@ def training(steps=6, **options):
 def run(program, *budgets):
     # Runs the program with these budgets of the two devices. Returns its results on the CPU, and the figures.
     gc.collect()
-    torch_uvm.empty_cache()
-    torch_uvm.reset_peak_memory_stats()
+    torch_uvm.memory.empty_cache()
+    torch_uvm.memory.reset_peak_memory_stats()
     torch_uvm.emulated.reset_counters()
     torch_uvm.enable(budget=None)
     for index, budget in enumerate(budgets):
         torch_uvm.set_budget(budget, index)
-    torch_uvm.reset_residency_stats()
+    torch_uvm.memory.reset_residency_stats()
     results = [result.detach().cpu() for result in program()]
     assert _C.check_residency() is None
-    figures = torch_uvm.residency_stats()
-    figures["used"] = [torch_uvm.max_memory_allocated(device) for device in (FIRST, SECOND)]
+    figures = torch_uvm.stats()
+    figures["used"] = [torch_uvm.memory.max_memory_allocated(device) for device in (FIRST, SECOND)]
     figures["resident"] = [torch_uvm.emulated.max_resident_bytes(device) for device in (FIRST, SECOND)]
     assert figures["failures"] == 0, figures
     torch_uvm.set_budget(None)
@@ -271,7 +271,7 @@ def test_a_budget_that_cannot_be_lifted_leaves_the_others(on_two: Run) -> None:
         for _ in range(2):
             for each in [*first, *second]:
                 each.add_(1)
-        assert [torch_uvm.memory_reserved(device) <= 16 * MIB for device in (FIRST, SECOND)] == [True, True]
+        assert all(torch_uvm.memory.memory_reserved(device) <= 16 * MIB for device in (FIRST, SECOND))
         torch_uvm.set_limit(None)
         torch_uvm.set_budget(None)
         assert [torch_uvm.get_budget(device) for device in (FIRST, SECOND)] == [None, None]
@@ -316,9 +316,9 @@ def test_a_pin_through_another_devices_label(on_two: Run) -> None:
 def test_an_allocator_of_one_device_leaves_the_others(on_two: Run) -> None:
     on_two(
         """
-        from torch_uvm import Allocator, use_allocator
+        from torch_uvm.allocators import Allocator, use_allocator
         torch_uvm.enable()
-        pool = Allocator.pool("8MiB", upstream=torch_uvm.arena("8MiB", device=FIRST))
+        pool = Allocator.pool("8MiB", upstream=torch_uvm.allocators.arena("8MiB", device=FIRST))
         with use_allocator(pool):
             first, second = torch.ones(MIB, device=FIRST), torch.ones(MIB, device=SECOND)
         assert first.sum().item() == second.sum().item() == MIB

@@ -45,16 +45,16 @@ class TestLargerThanTheBudget:
 
     def test_a_result_that_exceeds_a_hard_budget(self) -> None:
         """A result must be on the device: making it exceeds the budget, and the excess is counted."""
-        torch_uvm.empty_cache()
+        torch_uvm.memory.empty_cache()
         torch_uvm.enable(budget=8 * MIB)
-        torch_uvm.reset_residency_stats()
+        torch_uvm.memory.reset_residency_stats()
         kept = [torch.full((MIB // 2,), float(i), device="emu") for i in range(6)]
-        assert torch_uvm.residency_stats()["over_budget"] == 0
+        assert torch_uvm.stats()["over_budget"] == 0
         assert (torch.ones(4, MIB, device="emu") == 1).all().item()  # 16 MiB
-        assert torch_uvm.residency_stats()["over_budget"] > 0
+        assert torch_uvm.stats()["over_budget"] > 0
         for number, each in enumerate(kept):
             assert (each == number).all().item()
-        assert torch_uvm.residency_stats()["device_bytes"][DEVICE] <= 8 * MIB
+        assert torch_uvm.stats()["device_bytes"][DEVICE] <= 8 * MIB
 
     def test_a_result_beside_a_pin_is_created_on_the_host(self, spawn: Spawn) -> None:
         """If neither the budget nor the device has room for it. It moves to the device when there is."""
@@ -67,7 +67,7 @@ class TestLargerThanTheBudget:
             kept = torch_uvm.keep_resident(pinned := torch.ones(12 * MIB, device="emu"))  # 48 of 60 MiB
             before = torch.full((MIB,), 2.0, device="emu")
             result = torch.full((4 * MIB,), 3.0, device="emu") * before.repeat(4)  # 16 MiB each
-            stats = torch_uvm.residency_stats()
+            stats = torch_uvm.stats()
             assert stats["over_budget"] > 0 and max(stats["peak_device_bytes"].values()) <= 60 * MIB
             assert (result == 6).all().item() and (before == 2).all().item() and (pinned == 1).all().item()
             assert torch_uvm.is_managed(result)
@@ -89,16 +89,16 @@ class TestLargerThanTheBudget:
             torch_uvm.emulated.configure(memory=64 * MIB)
             for budget in (8, 10, 12, 18, 24, 42):
                 torch_uvm.enable(budget=budget * MIB)
-                torch_uvm.reset_residency_stats()
+                torch_uvm.memory.reset_residency_stats()
                 pinned = torch.ones(int(float(sys.argv[1]) * MIB) // 4, device="emu")
                 kept = torch_uvm.keep_resident(pinned)
                 parts = [torch.full((3 * MIB // 4,), 4.0, device="emu") for _ in range(8)]
                 results = torch._foreach_sqrt(parts)  # 48 MiB with its operands
-                assert torch_uvm.residency_stats()["over_budget"] > 0 or budget == 42, budget
+                assert torch_uvm.stats()["over_budget"] > 0 or budget == 42, budget
                 assert all((it == 2).all().item() for it in results), budget
                 kept.release()
                 del pinned, parts, kept, results
-                torch_uvm.empty_cache()
+                torch_uvm.memory.empty_cache()
             """,
             args=[str(pinned)],
             env={"TORCH_UVM_DEVICE": "emu"},
@@ -119,7 +119,7 @@ class TestLargerThanTheBudget:
             except torch.OutOfMemoryError as error:
                 assert "budget" in str(error), error
             assert (64 + 96) // 4 >= len(kept) > 64 // 4, len(kept)
-            assert 0 < torch_uvm.residency_stats()["host_bytes"] <= 96 * MIB
+            assert 0 < torch_uvm.stats()["host_bytes"] <= 96 * MIB
             kept.pop()  # operators on the other tensors need room too
             for number, each in enumerate(kept):
                 assert (each == number).all().item(), number

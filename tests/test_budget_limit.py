@@ -22,7 +22,7 @@ def use(device=0):
     with torch_uvm.enabled():
         return torch.ones(4, device=f"emu:{device}")
 def fill(count):
-    return [torch_uvm.full((MIB,), float(i), device="emu") for i in range(count)]  # 4 MiB each
+    return [torch_uvm.memory.full((MIB,), float(i), device="emu") for i in range(count)]  # 4 MiB each
 """
 
 
@@ -68,7 +68,7 @@ torch_uvm.set_limit("24MiB")
 assert _C.managed_bytes() <= 24 * MIB, _C.managed_bytes()
 assert [each.sum().item() / MIB for each in kept] == list(range(11))
 kept += fill(4)
-assert torch_uvm.memory_stats()["num_ooms"] == 0 and _C.managed_bytes() <= 24 * MIB
+assert torch_uvm.memory.memory_stats()["num_ooms"] == 0 and _C.managed_bytes() <= 24 * MIB
 """,
         )
 
@@ -101,11 +101,11 @@ torch_uvm.set_budget("60MiB")
 torch_uvm.set_limit("32MiB")
 kept = fill(10)
 assert _C.managed_bytes() > 24 * MIB
-host = [torch_uvm.ones(MIB, device="cpu") for _ in range(3)]  # 12 MiB
+host = [torch_uvm.memory.ones(MIB, device="cpu") for _ in range(3)]  # 12 MiB
 assert torch_uvm.get_budget() <= 28 * MIB and _C.managed_bytes() <= 32 * MIB
 assert [each.sum().item() / MIB for each in kept + host] == [*range(10), 1, 1, 1]
 try:
-    torch_uvm.ones(8 * MIB, device="cpu")
+    torch_uvm.memory.ones(8 * MIB, device="cpu")
 except torch.OutOfMemoryError as error:
     assert "limit" in str(error)
 else:
@@ -123,7 +123,7 @@ try:
     torch_uvm.set_limit(-1)
 except ValueError:
     pass
-assert torch_uvm.get_limit() == torch_uvm.get_budget() == 40 * MIB
+assert torch_uvm.memory.get_limit() == torch_uvm.get_budget() == 40 * MIB
 """,
         )
 
@@ -133,10 +133,10 @@ class TestNone:
         for name in ("none", " NONE "):
             torch_uvm.set_limit("3GiB")
             torch_uvm.set_limit(name)
-            assert torch_uvm.get_limit() is None
+            assert torch_uvm.memory.get_limit() is None
             torch_uvm.enable(limit="3GiB", host_limit="2GiB")
             torch_uvm.enable(limit=name, host_limit=name)
-            assert torch_uvm.get_limit() is None and torch_uvm.get_host_limit() is None
+            assert torch_uvm.memory.get_limit() is None and torch_uvm.memory.get_host_limit() is None
         torch_uvm.set_host_limit("auto")
 
     @pytest.mark.parametrize("budget", ["None", "'none'"])
@@ -163,7 +163,7 @@ assert "no budget" in only and torch_uvm.get_budget() is None
         )
 
     def test_nothing_was_asked_for_and_one_memory_are_no_reasons(self, spawn: Spawn) -> None:
-        run(spawn, 'assert said(lambda: torch_uvm.ones(4, device="emu")) == []')
+        run(spawn, 'assert said(lambda: torch_uvm.memory.ones(4, device="emu")) == []')
         run(
             spawn,
             "torch_uvm.enable(budget=None); assert said(use) == []",
@@ -184,18 +184,18 @@ def expected():
     return available, available - min(max(total // 16, 2 << 30), available // 2)
 for before in (True, False):
     available, spare = expected()
-    assert 0 < torch_uvm.get_host_limit() < available
-    assert torch_uvm.get_host_limit() <= spare + (1 << 30)
+    assert 0 < torch_uvm.memory.get_host_limit() < available
+    assert torch_uvm.memory.get_host_limit() <= spare + (1 << 30)
     if before:
         torch_uvm.set_budget("16MiB")
         use()
-        in_force = torch_uvm.get_host_limit()
-assert torch_uvm.get_host_limit() == in_force  # it stays
+        in_force = torch_uvm.memory.get_host_limit()
+assert torch_uvm.memory.get_host_limit() == in_force  # it stays
 kept = fill(8)
 torch_uvm.set_host_limit("none")
-assert torch_uvm.get_host_limit() is None
+assert torch_uvm.memory.get_host_limit() is None
 torch_uvm.set_host_limit("auto")
-assert abs(torch_uvm.get_host_limit() - expected()[1]) < 1 << 30
+assert abs(torch_uvm.memory.get_host_limit() - expected()[1]) < 1 << 30
 """,
         )
 
@@ -213,7 +213,7 @@ try:
 except torch.OutOfMemoryError as error:
     assert "host_limit" in str(error), error
 _C.set_option("host_limit", "auto")
-assert torch_uvm.get_host_limit() > 1 << 28
+assert torch_uvm.memory.get_host_limit() > 1 << 28
 kept += fill(20 - len(kept))
 """,
         )

@@ -74,9 +74,9 @@ class TestInference:
             with torch.no_grad():
                 for number in range(2 * passes):
                     if number == passes:
-                        before = torch_uvm.residency_stats()["fetched"]["bytes"]
+                        before = torch_uvm.stats()["fetched"]["bytes"]
                     results.append(model(torch.ones(8, width, device="emu")).cpu())
-            fetched = torch_uvm.residency_stats()["fetched"]["bytes"] - before
+            fetched = torch_uvm.stats()["fetched"]["bytes"] - before
             return results
 
         check(program, 0.5)

@@ -30,7 +30,7 @@ def under_a_budget(request: pytest.FixtureRequest) -> Iterator[None]:
     torch_uvm.disable()
     gc.collect()
     torch_uvm.set_budget(None)
-    torch_uvm.empty_cache()
+    torch_uvm.memory.empty_cache()
 
 
 class Training:

@@ -44,7 +44,7 @@ def forget_compiled_code() -> Iterator[None]:
 
 def managed(*size: int, device: str = "emu") -> torch.Tensor:
     count = torch.Size(size).numel()
-    return torch_uvm.empty(*size, device=device).copy_(torch.arange(count).reshape(size) + 1)
+    return torch_uvm.memory.empty(*size, device=device).copy_(torch.arange(count).reshape(size) + 1)
 
 
 def by_name(x: torch.Tensor) -> torch.Tensor:
@@ -314,7 +314,7 @@ def test_nothing_imports_the_compiler(spawn: Spawn) -> None:
     spawn(
         """
         import sys, torch, torch_uvm
-        x = torch_uvm.to(torch_uvm.zeros(3), "cpu")
+        x = torch_uvm.to(torch_uvm.memory.zeros(3), "cpu")
         x.to("emu", managed=True, copy=True)
         assert torch_uvm.is_managed(x)
         assert "torch._dynamo" not in sys.modules
@@ -332,7 +332,7 @@ def test_compiler_that_was_imported_before(spawn: Spawn) -> None:
             x.add_(1)
             return y * 2
 
-        x = torch_uvm.zeros(3)
+        x = torch_uvm.memory.zeros(3)
         result = torch.compile(write_and_read, backend="aot_eager")(x, torch_uvm.to(x, "cpu").detach())
         assert result.tolist() == [2.0] * 3
         """

@@ -52,7 +52,7 @@ class TestInputs:
         for _ in range(3):
             for each in kept:
                 call([each])
-        stats = torch_uvm.residency_stats()
+        stats = torch_uvm.stats()
         assert stats["fetched"]["count"] > 12 and stats["over_budget"] == 0
         assert stats["peak_device_bytes"][DEVICE] <= BUDGET
 
@@ -82,7 +82,7 @@ class TestInputs:
         for _ in range(4):
             for each in kept:
                 call([each])
-        stats = torch_uvm.residency_stats()
+        stats = torch_uvm.stats()
         assert stats["written_back"]["count"] <= 12, "each is written back once, after its creation"
         assert stats["dropped_clean"]["count"] > 12
 
@@ -93,14 +93,14 @@ class TestInputs:
         for _ in range(8):
             for each in kept:
                 call([each])
-        stats = torch_uvm.residency_stats()
+        stats = torch_uvm.stats()
         assert stats["fetched"]["count"] > 24
         assert stats["written_back"]["count"] <= 12, "each is written back once, after its creation"
         for each in kept:
             each.sum()
             each.data_ptr()
         use(kept)
-        assert torch_uvm.residency_stats()["written_back"]["count"] > 12
+        assert torch_uvm.stats()["written_back"]["count"] > 12
 
     def test_a_backward_may_write_to_all_but_parameters(self) -> None:
         """A backward graph reuses the memory of saved tensors."""
@@ -116,10 +116,10 @@ class TestInputs:
         with torch.no_grad():
             for number in range(6):
                 use([kept[number], kept[6 + number]])
-                before = torch_uvm.residency_stats()["written_back"]["count"]
+                before = torch_uvm.stats()["written_back"]["count"]
                 call([kept[number], kept[6 + number]])
                 use(kept)
-                assert torch_uvm.residency_stats()["written_back"]["count"] <= before + 1
+                assert torch_uvm.stats()["written_back"]["count"] <= before + 1
             assert [each[3].item() for each in kept] == [0, 1, 2, 3, 4, 5] + 6 * [-1]
 
     def test_without_declared_writes_all_count_as_written(self) -> None:
@@ -145,15 +145,15 @@ class TestInputs:
         def kernel(inputs: list[Any]) -> Any:
             (x,) = inputs
             inputs.clear()
-            before = torch_uvm.memory_allocated(DEVICE)
+            before = torch_uvm.memory.memory_allocated(DEVICE)
             del x
-            allocated.append(before - torch_uvm.memory_allocated(DEVICE))
+            allocated.append(before - torch_uvm.memory.memory_allocated(DEVICE))
             return (torch.ones(N, device=DEVICE),)
 
         call = graph(kernel)
-        empty = torch_uvm.memory_allocated(DEVICE)
+        empty = torch_uvm.memory.memory_allocated(DEVICE)
         inputs = [torch.full((N,), 2.0, device=DEVICE)]
-        taken = torch_uvm.memory_allocated(DEVICE) - empty
+        taken = torch_uvm.memory.memory_allocated(DEVICE) - empty
         (result,) = call(inputs)
         assert allocated == [taken] and taken >= MIB and inputs == []
         kept = storages()

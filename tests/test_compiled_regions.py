@@ -37,7 +37,7 @@ class TestCalls:
         results = [call([torch.ones(N, device=DEVICE)])[0] for _ in range(12)]
         assert any(on_host(each) for each in results)
         assert all((each == 7).all().item() for each in results)
-        assert torch_uvm.residency_stats()["peak_device_bytes"][DEVICE] <= BUDGET
+        assert torch_uvm.stats()["peak_device_bytes"][DEVICE] <= BUDGET
 
     def test_that_raise_unpin_their_inputs(self) -> None:
         kept = storages()
@@ -53,7 +53,7 @@ class TestCalls:
             use(kept)
         assert any(on_host(each) for each in kept)
         assert [each[0].item() for each in kept] == list(range(12))
-        assert torch_uvm.residency_stats()["over_budget"] == 0
+        assert torch_uvm.stats()["over_budget"] == 0
 
     def test_within_another(self) -> None:
         kept = storages()
@@ -128,12 +128,12 @@ class TestCalls:
     def test_are_steps_of_a_plan(self) -> None:
         kept = storages()
         calls = [graph(lambda inputs: ()) for _ in range(6)]
-        torch_uvm.reset_residency_stats()
+        torch_uvm.memory.reset_residency_stats()
         for _ in range(10):
             for number, call in enumerate(calls):
                 call(kept[2 * number : 2 * number + 2])
             torch_uvm.step()
-        stats = torch_uvm.residency_stats()
+        stats = torch_uvm.stats()
         assert stats["plan_hits"] > stats["plan_misses"]
 
     def test_each_is_one_operator_of_the_trace_and_of_the_schedule(self, tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ class TestCalls:
             return (buffer * 2,)
 
         calls = [graph(kernel, written=[2]) for _ in range(3)]
-        with torch_uvm.record_accesses(tmp_path / "trace"):
+        with torch_uvm.tools.record_accesses(tmp_path / "trace"):
             for _ in range(5):
                 for number, call in enumerate(calls):
                     (result,) = call(weights[3 * number : 3 * number + 3])
@@ -183,11 +183,11 @@ class TestLargerThanTheBudget:
             return ()
 
         call = graph(kernel, written=range(12))
-        torch_uvm.reset_residency_stats()
-        torch_uvm.reset_peak_memory_stats()
+        torch_uvm.memory.reset_residency_stats()
+        torch_uvm.memory.reset_peak_memory_stats()
         for _ in range(3):
             call(list(kept))
-        stats = torch_uvm.residency_stats()
+        stats = torch_uvm.stats()
         if budget == BUDGET:
             assert stats["used_in_place"]["count"] >= 12 and stats["over_budget"] == 3
             assert stats["peak_device_bytes"][DEVICE] <= BUDGET
@@ -210,9 +210,9 @@ class TestLargerThanTheBudget:
             (result,) = call([each])
             assert result[0].item() == number + 1
             del result
-        assert torch_uvm.residency_stats()["over_budget"] > 0
+        assert torch_uvm.stats()["over_budget"] > 0
         use(kept)
-        assert torch_uvm.residency_stats()["device_bytes"][DEVICE] <= BUDGET
+        assert torch_uvm.stats()["device_bytes"][DEVICE] <= BUDGET
 
 
 class TestInstallation:

@@ -52,7 +52,7 @@ class TestWithoutConcurrentAccess:
 
     CODE = """
         import os
-        x, unrelated = torch_uvm.empty(MiB, device="cuda"), torch_uvm.empty(MiB, device="cuda")
+        x, unrelated = torch_uvm.memory.empty(MiB, device="cuda"), torch_uvm.memory.empty(MiB, device="cuda")
         side, waits = torch.cuda.Stream(), CONCURRENT == 0
         fake.fake_cuda_hold(1)
 
@@ -68,7 +68,7 @@ class TestWithoutConcurrentAccess:
         assert side.query() == waits
         for _ in range(2):  # first from a fresh segment, then from the cache
             pending()
-            made = torch_uvm.empty(MiB, device="cpu")
+            made = torch_uvm.memory.empty(MiB, device="cpu")
             assert side.query() == waits
             del made
         pending()
@@ -78,7 +78,7 @@ class TestWithoutConcurrentAccess:
         assert os.waitpid(child, 0)[1] == 0
         assert side.query() == waits
         pending()
-        made = torch_uvm.empty(MiB, device="cuda")
+        made = torch_uvm.memory.empty(MiB, device="cuda")
         assert not side.query(), "no business of the host's"
         assert not fake.fake_cuda_has_context(1), "the other device is unused"
         """
@@ -105,7 +105,7 @@ class TestTensors:
     def test_a_resize_of_shared_bytes_is_refused_before_anything_has_changed(self, over_fake: Run) -> None:
         over_fake(
             """
-            x = torch_uvm.empty(8, device="cuda")
+            x = torch_uvm.memory.empty(8, device="cuda")
             y = torch_uvm.to(x, "cpu")
             for label in (x, y):
                 try:
@@ -127,7 +127,7 @@ class TestTensors:
         over_fake(
             """
             import os, traceback
-            x = torch_uvm.empty(1 << 20, device="cpu")
+            x = torch_uvm.memory.empty(1 << 20, device="cpu")
             torch_uvm.advise(x, read_mostly=True)
             child = os.fork()
             if child == 0:

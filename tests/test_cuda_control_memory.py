@@ -139,7 +139,7 @@ torch_uvm.disable()
 native = make_native()
 assert managed_bytes() < 96 * MiB
 assert 64 * MiB <= torch_uvm.get_budget() <= 80 * MiB, torch_uvm.get_budget()
-x = torch_uvm.ones(MiB, device="cuda")
+x = torch_uvm.memory.ones(MiB, device="cuda")
 assert torch_uvm.is_managed(x)
 """,
             FAKE_CUDA_MANAGED_FIXED="1",
@@ -265,7 +265,7 @@ def test_an_automatic_budget_evicts_once_memory_is_short(over_fake: Run) -> None
         kept = []
         while len(kept) < 80:
             kept.append(torch.empty(MiB // 4, device="cuda").fill_(len(kept)))  # 1 MiB each
-        assert torch_uvm.residency_stats()["written_back"]["bytes"] >= 8 * MiB
+        assert torch_uvm.stats()["written_back"]["bytes"] >= 8 * MiB
         assert managed_bytes() <= 64 * MiB
         """
     )

@@ -152,7 +152,7 @@ class TestRouting:
             thread.start()
             thread.join()
             assert torch.cuda.memory_allocated() == 8 * MiB
-            assert torch_uvm.memory_allocated("cuda") == 4 * MiB, "of managed memory alone"
+            assert torch_uvm.memory.memory_allocated("cuda") == 4 * MiB, "of managed memory alone"
             del native, managed
             assert torch.cuda.memory_allocated() == 0
             torch.cuda.empty_cache()

@@ -51,21 +51,21 @@ class TestBits:
             return on_cpu([*losses, *everything(model, optimizer)]), versions(model, optimizer), most
 
         torch_uvm.enable(budget=None)
-        torch_uvm.empty_cache()
-        torch_uvm.reset_peak_memory_stats()
+        torch_uvm.memory.empty_cache()
+        torch_uvm.memory.reset_peak_memory_stats()
         wanted, counted, most = train()
         assert most == 0
-        used = torch_uvm.max_memory_allocated(DEVICE)
+        used = torch_uvm.memory.max_memory_allocated(DEVICE)
         for part in (1.5, 2, 4):
             budget = int(used / part)
             torch_uvm.enable(budget=budget, optimizer="deferred")
-            torch_uvm.reset_residency_stats()
-            torch_uvm.reset_peak_memory_stats()
+            torch_uvm.memory.reset_residency_stats()
+            torch_uvm.memory.reset_peak_memory_stats()
             found, found_versions, most = train()
             assert_equal(found, wanted)
             assert found_versions == counted
             assert most == 4
-            figures = torch_uvm.residency_stats()
+            figures = torch_uvm.stats()
             assert figures["failures"] == 0
             assert figures["written_back"]["bytes"] > 0
             if figures["over_budget"] == 0:
@@ -89,9 +89,9 @@ class TestBits:
         torch_uvm.enable(budget=None)
         wanted = train()
         torch_uvm.enable(budget=20 * MIB, optimizer="deferred")
-        torch_uvm.reset_residency_stats()
+        torch_uvm.memory.reset_residency_stats()
         assert_equal(train(), wanted)
-        assert torch_uvm.residency_stats()["used_in_place"]["count"] > 0
+        assert torch_uvm.stats()["used_in_place"]["count"] > 0
 
 
 # --- steps with hooks and closures, and accumulated, scaled or clipped gradients

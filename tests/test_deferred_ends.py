@@ -124,7 +124,7 @@ class TestLifetime:
     def test_dropped_models_are_freed(self) -> None:
         torch_uvm.enable(budget=BUDGET, optimizer="deferred")
         gc.collect()
-        before = torch_uvm.memory_allocated(DEVICE) + torch_uvm.residency_stats()["records"]
+        before = torch_uvm.memory.memory_allocated(DEVICE) + torch_uvm.stats()["records"]
         model, optimizer = stepped()
         gone = weakref.ref(first(model))
         assert _C.pending_updates() == 4
@@ -132,7 +132,7 @@ class TestLifetime:
         gc.collect()
         assert gone() is None
         assert _C.pending_updates() == 0
-        assert torch_uvm.memory_allocated(DEVICE) + torch_uvm.residency_stats()["records"] == before
+        assert torch_uvm.memory.memory_allocated(DEVICE) + torch_uvm.stats()["records"] == before
 
     def test_without_its_optimizer_a_model_is_up_to_date(self) -> None:
         wanted = at_once()
@@ -153,11 +153,11 @@ class TestLifetime:
         optimizer.zero_grad()
         del gradient
         gc.collect()
-        records = torch_uvm.residency_stats()["records"]
+        records = torch_uvm.stats()["records"]
         first(model).sum()
         gc.collect()
         assert storage() is None
-        assert torch_uvm.residency_stats()["records"] == records - 1
+        assert torch_uvm.stats()["records"] == records - 1
 
     def test_at_exit(self, spawn: Spawn) -> None:
         spawn(

@@ -237,7 +237,7 @@ class TestManagedMemory:
         kept = _bytes(60)
         with pytest.raises(torch.OutOfMemoryError, match=r"managed memory limit.*of 100.00 MiB"):
             _bytes(60)
-        assert torch_uvm.memory_reserved() <= 100 * MIB
+        assert torch_uvm.memory.memory_reserved() <= 100 * MIB
         with pytest.raises(torch.OutOfMemoryError, match="limit"):
             kept + 1
         assert emu.memory_allocated() == 60 * MIB and kept.fill_(3)[-1] == 3
@@ -257,9 +257,9 @@ class TestManagedMemory:
         plain = _bytes(10)
         with torch_uvm.enabled():
             managed = _bytes(20)
-        assert emu.memory_allocated() == 30 * MIB and torch_uvm.memory_allocated() == 20 * MIB
+        assert emu.memory_allocated() == 30 * MIB and torch_uvm.memory.memory_allocated() == 20 * MIB
         del plain
-        assert emu.memory_allocated() == torch_uvm.memory_allocated() == managed.numel()
+        assert emu.memory_allocated() == torch_uvm.memory.memory_allocated() == managed.numel()
 
 
 class TestSwitching:
@@ -304,7 +304,7 @@ class TestSwitching:
         torch_uvm.disable()
         plain = _bytes(4)
         del managed
-        assert torch_uvm.memory_allocated() == 0
+        assert torch_uvm.memory.memory_allocated() == 0
         torch_uvm.enable()
         del plain
         assert emu.memory_allocated() == 0

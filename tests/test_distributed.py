@@ -71,7 +71,7 @@ dist.barrier()  # exits without destroying the group, as many scripts do
 FIGURES = """
 import torch_uvm
 
-torch.save(torch_uvm.residency_stats(), f"figures.{dist.get_rank()}")
+torch.save(torch_uvm.stats(), f"figures.{dist.get_rank()}")
 """
 
 

@@ -59,13 +59,13 @@ class TestExport:
             source = torch.ones(1 << 18).pin_memory()
             for ask in ("cpu", "managed"):
                 for _ in range(5):
-                    x = torch_uvm.zeros(1 << 18)
+                    x = torch_uvm.memory.zeros(1 << 18)
                     x.copy_(source, non_blocking=True)
                     if ask == "cpu":
                         array = np.from_dlpack(x, device="cpu")
                     else:
                         capsule = x.__dlpack__(stream=None, dl_device=(13, 0))
-                        array = torch_uvm.from_dlpack(capsule, device="cpu").numpy()
+                        array = torch_uvm.memory.from_dlpack(capsule, device="cpu").numpy()
                     assert array.sum() == 1 << 18, ask
         """
         for seed in (1, 2):
@@ -119,28 +119,28 @@ class TestExport:
         capsule = x.__dlpack__(max_version=(1, 0), dl_device=(MANAGED, 0), copy=True)
         flags, tensor = flags_and_tensor(capsule)
         assert flags == 2 and tensor.data != x.data_ptr() and tensor.strides[:2] == [1, 3]
-        assert torch.equal(torch_uvm.from_dlpack(capsule).cpu(), x.cpu())
+        assert torch.equal(torch_uvm.memory.from_dlpack(capsule).cpu(), x.cpu())
         array = np.from_dlpack(x, device="cpu", copy=True)
         assert address(array) != x.data_ptr() and array.tolist() == x.tolist()
         assert x.__dlpack__(dl_device=(MANAGED, 0), copy=False) is not None
         assert x.__dlpack__(dl_device=(CPU, 0), copy=False) is not None
 
     def test_the_capsule_keeps_the_bytes(self) -> None:
-        before = torch_uvm.memory_allocated()
+        before = torch_uvm.memory.memory_allocated()
         x = managed(1000)
         capsule = x.__dlpack__(dl_device=(MANAGED, 0))
         del x
         gc.collect()
-        assert torch_uvm.memory_allocated() > before
-        y = torch_uvm.from_dlpack(capsule)
+        assert torch_uvm.memory.memory_allocated() > before
+        y = torch_uvm.memory.from_dlpack(capsule)
         del capsule
         assert y.sum() == 499500
         del y
         gc.collect()
-        assert torch_uvm.memory_allocated() == before
+        assert torch_uvm.memory.memory_allocated() == before
         managed(8).__dlpack__(dl_device=(MANAGED, 0))
         gc.collect()
-        assert torch_uvm.memory_allocated() == before, "an unconsumed capsule leaks"
+        assert torch_uvm.memory.memory_allocated() == before, "an unconsumed capsule leaks"
 
 
 class TestComingBack:
@@ -148,7 +148,7 @@ class TestComingBack:
     @pytest.mark.parametrize("target", [None, "emu", "cpu", EMU, 0])
     def test_is_the_managed_tensor_again(self, source: str, target: Any) -> None:
         x = managed(2, 3, device=source)
-        y = torch_uvm.from_dlpack(x.__dlpack__(dl_device=(MANAGED, 0)), device=target)
+        y = torch_uvm.memory.from_dlpack(x.__dlpack__(dl_device=(MANAGED, 0)), device=target)
         assert y.device == (HERE if target == "cpu" else EMU)
         assert (y.data_ptr(), y.shape) == (x.data_ptr(), x.shape)
         assert torch_uvm.is_managed(y) and labels(y) == (1 if y.device == x.device else 2)
@@ -157,14 +157,14 @@ class TestComingBack:
     @pytest.mark.parametrize("device", ["emu", "cpu"])
     def test_takes_managed_tensors_themselves(self, device: str) -> None:
         x = managed(4, device=device)
-        y = torch_uvm.from_dlpack(x)
+        y = torch_uvm.memory.from_dlpack(x)
         assert y.device == x.device and y.data_ptr() == x.data_ptr()
-        z = torch_uvm.from_dlpack(x, copy=True)
+        z = torch_uvm.memory.from_dlpack(x, copy=True)
         assert z.data_ptr() != x.data_ptr() and z.tolist() == x.tolist()
 
     def test_shares_the_version_counter(self) -> None:
         x = managed(4)
-        y = torch_uvm.from_dlpack(x)
+        y = torch_uvm.memory.from_dlpack(x)
         before = x._version
         y.add_(1)
         assert x._version > before
@@ -180,15 +180,15 @@ class TestNumpy:
         assert x.tolist() == [[4, 5, 6], [7, 8, 9]], "the device does not see the host's write"
 
     def test_keeps_the_bytes_when_all_tensors_are_gone(self) -> None:
-        before = torch_uvm.memory_allocated()
+        before = torch_uvm.memory.memory_allocated()
         x = managed(1000)
         array = torch_uvm.to(x, "cpu").numpy()[10:]
         del x
         gc.collect()
-        assert torch_uvm.memory_allocated() > before and array.sum() == 499455
+        assert torch_uvm.memory.memory_allocated() > before and array.sum() == 499455
         del array
         gc.collect()
-        assert torch_uvm.memory_allocated() == before
+        assert torch_uvm.memory.memory_allocated() == before
 
     def test_round_trip_shares_bytes_and_is_not_managed(self) -> None:
         y = managed(4, device="cpu")

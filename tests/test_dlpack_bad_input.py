@@ -28,7 +28,7 @@ def _array() -> np.ndarray[Any, Any]:
 
 def _consumed() -> Any:
     capsule = Producer(_array()).capsule()
-    torch_uvm.from_dlpack(capsule)
+    torch_uvm.memory.from_dlpack(capsule)
     return capsule
 
 
@@ -65,11 +65,11 @@ class TestBadImports:
     def test_raises_by_name_and_lets_go_of_the_source(
         self, make: Callable[[], Any], error: type[Exception], message: str
     ) -> None:
-        used, source = torch_uvm.memory_allocated(), make()
+        used, source = torch_uvm.memory.memory_allocated(), make()
         with pytest.raises(error, match=message):
-            torch_uvm.from_dlpack(source)
+            torch_uvm.memory.from_dlpack(source)
         gc.collect()
-        assert torch_uvm.memory_allocated() == used
+        assert torch_uvm.memory.memory_allocated() == used
         if isinstance(source, Producer):
             assert source.deleted == len(source.asked), "each export must be deleted once"
             assert (source.array == 1).all()
@@ -88,16 +88,16 @@ class TestBadImports:
     def test_wrong_keywords(self, keywords: dict[str, Any], error: type[Exception], message: str) -> None:
         producer = Producer(_array())
         with pytest.raises(error, match=message):
-            torch_uvm.from_dlpack(producer, **keywords)
+            torch_uvm.memory.from_dlpack(producer, **keywords)
         assert producer.asked == []
 
     def test_a_refused_capsule_is_unchanged(self) -> None:
         producer = Producer(_array(), flags=READ_ONLY)
         capsule = producer.capsule()
         with pytest.raises(BufferError):
-            torch_uvm.from_dlpack(capsule)
+            torch_uvm.memory.from_dlpack(capsule)
         assert name_of(capsule) == "dltensor_versioned" and producer.deleted == 0
-        assert torch_uvm.from_dlpack(capsule, copy=True).sum() == 4
+        assert torch_uvm.memory.from_dlpack(capsule, copy=True).sum() == 4
 
 
 class TestBadExports:
@@ -128,8 +128,8 @@ class TestBadExports:
     ) -> None:
         with torch_uvm.enabled():
             x = change(managed(2, 2))
-        before = (torch_uvm.memory_allocated(), labels(x), x.tolist())
+        before = (torch_uvm.memory.memory_allocated(), labels(x), x.tolist())
         with pytest.raises(error, match=message):
             x.__dlpack__(**keywords)
         gc.collect()
-        assert (torch_uvm.memory_allocated(), labels(x), x.tolist()) == before
+        assert (torch_uvm.memory.memory_allocated(), labels(x), x.tolist()) == before

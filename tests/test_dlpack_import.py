@@ -29,7 +29,7 @@ class TestImport:
     @pytest.mark.parametrize("version", [(1, 0), (1, 1), None])
     def test_shares_the_producers_bytes(self, version: tuple[int, int] | None) -> None:
         producer = Producer(np.arange(6, dtype=np.float32).reshape(2, 3), version=version)
-        x = torch_uvm.from_dlpack(producer)
+        x = torch_uvm.memory.from_dlpack(producer)
         assert (x.device, x.dtype, x.shape, x.stride()) == (EMU, torch.float32, (2, 3), (3, 1))
         assert x.data_ptr() == address(producer.array)
         assert not torch_uvm.is_managed(x), "the bytes are the producer's"
@@ -43,7 +43,7 @@ class TestImport:
     def test_the_deleter_is_called_once_when_the_last_tensor_is_gone(self) -> None:
         producer = Producer(np.ones(4, np.float32))
         capsule = producer.capsule()
-        x = torch_uvm.from_dlpack(capsule)
+        x = torch_uvm.memory.from_dlpack(capsule)
         assert name_of(capsule) == "used_dltensor_versioned"
         view = x[1:]
         del x, capsule
@@ -68,7 +68,7 @@ class TestImport:
             source = torch.ones(1 << 18).pin_memory()
             for _ in range(5):
                 producer = Watching(np.zeros(1 << 18, np.float32))
-                x = torch_uvm.from_dlpack(producer)
+                x = torch_uvm.memory.from_dlpack(producer)
                 x.copy_(source, non_blocking=True)
                 pending = torch_uvm._C.emu_pending_operations()
                 del x
@@ -81,20 +81,20 @@ class TestImport:
     @pytest.mark.parametrize("version", [(1, 0), None])
     def test_strides_offsets_and_their_absence(self, version: tuple[int, int] | None) -> None:
         array = np.arange(24, dtype=np.int64).reshape(4, 6)
-        x = torch_uvm.from_dlpack(Producer(array[:, ::2], version=version))
+        x = torch_uvm.memory.from_dlpack(Producer(array[:, ::2], version=version))
         assert x.stride() == (6, 2) and x.tolist() == array[:, ::2].tolist()
-        x = torch_uvm.from_dlpack(Producer(array, version=version, strides=None))
+        x = torch_uvm.memory.from_dlpack(Producer(array, version=version, strides=None))
         assert x.stride() == (6, 1) and x.tolist() == array.tolist()
-        x = torch_uvm.from_dlpack(Producer(array, version=version, ndim=1, shape=[4], byte_offset=16))
+        x = torch_uvm.memory.from_dlpack(Producer(array, version=version, ndim=1, shape=[4], byte_offset=16))
         assert x.tolist() == [2, 8, 14, 20]
-        x = torch_uvm.from_dlpack(Producer(array, version=version, ndim=0, shape=None, strides=None))
+        x = torch_uvm.memory.from_dlpack(Producer(array, version=version, ndim=0, shape=None, strides=None))
         assert x.shape == () and x.item() == 0
-        x = torch_uvm.from_dlpack(Producer(array, version=version, shape=[0, 6], data=None))
+        x = torch_uvm.memory.from_dlpack(Producer(array, version=version, shape=[0, 6], data=None))
         assert x.shape == (0, 6)
 
     def test_onto_the_cpu_without_a_copy(self) -> None:
         producer = Producer(np.ones(4, np.float32), device=(MANAGED, 5))
-        x = torch_uvm.from_dlpack(producer, device="cpu")
+        x = torch_uvm.memory.from_dlpack(producer, device="cpu")
         assert x.device == HERE and x.data_ptr() == address(producer.array)
         del x
         gc.collect()
@@ -102,7 +102,7 @@ class TestImport:
 
     def test_copies_where_asked_read_only_memory_too(self) -> None:
         producer = Producer(np.ones(4, np.float32), flags=READ_ONLY)
-        x = torch_uvm.from_dlpack(producer, copy=True)
+        x = torch_uvm.memory.from_dlpack(producer, copy=True)
         assert x.data_ptr() != address(producer.array) and x.tolist() == [1] * 4
         assert producer.deleted == 1
 
@@ -114,19 +114,19 @@ class TestImport:
                 return super().__dlpack__()
 
         producer = Older(np.ones(4, np.float32), version=None)
-        assert torch_uvm.from_dlpack(producer, copy=False).tolist() == [1] * 4
+        assert torch_uvm.memory.from_dlpack(producer, copy=False).tolist() == [1] * 4
 
     def test_other_memory_is_imported_by_pytorch(self) -> None:
         array = np.arange(3.0)
-        x = torch_uvm.from_dlpack(array)
+        x = torch_uvm.memory.from_dlpack(array)
         assert x.data_ptr() == address(array) and x.dtype == torch.float64
         y = torch.ones(3)
-        assert torch_uvm.from_dlpack(y).data_ptr() == y.data_ptr()
-        assert torch_uvm.from_dlpack(torch.utils.dlpack.to_dlpack(y)).data_ptr() == y.data_ptr()
-        assert torch_uvm.from_dlpack(array, device="emu").device == EMU
+        assert torch_uvm.memory.from_dlpack(y).data_ptr() == y.data_ptr()
+        assert torch_uvm.memory.from_dlpack(torch.utils.dlpack.to_dlpack(y)).data_ptr() == y.data_ptr()
+        assert torch_uvm.memory.from_dlpack(array, device="emu").device == EMU
 
     def test_cannot_be_moved_or_resized_but_copied(self) -> None:
-        x = torch_uvm.from_dlpack(Producer(np.ones(4, np.float32)))
+        x = torch_uvm.memory.from_dlpack(Producer(np.ones(4, np.float32)))
         with pytest.raises(ValueError, match="not managed"):
             torch.ops.torch_uvm.move(x, HERE)
         with pytest.raises(RuntimeError, match="not resizable"):

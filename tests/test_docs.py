@@ -192,8 +192,8 @@ def test_documented_counters_are_the_existing_ones() -> None:
 
 
 def test_docstrings_describe_arguments_and_errors() -> None:
-    named = {f"torch_uvm.{name}": getattr(torch_uvm, name) for name in torch_uvm.__all__}
-    named |= {f"emulated.{name}": getattr(torch_uvm.emulated, name) for name in torch_uvm.emulated.__all__}
+    modules = (torch_uvm, torch_uvm.memory, torch_uvm.tools, torch_uvm.allocators, torch_uvm.emulated)
+    named = {f"{it.__name__}.{name}": getattr(it, name) for it in modules for name in it.__all__}
     incomplete = []
     for name, function in named.items():
         text = inspect.getdoc(function) or ""

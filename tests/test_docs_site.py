@@ -104,7 +104,8 @@ def test_every_public_name_is_in_the_reference(site: Path) -> None:
 
 
 def test_every_public_function_has_a_docstring() -> None:
-    functions = {name: getattr(torch_uvm, name) for name in torch_uvm.__all__}
+    modules = (torch_uvm, torch_uvm.memory, torch_uvm.tools, torch_uvm.allocators)
+    functions = {name: getattr(it, name) for it in modules for name in it.__all__}
     assert [name for name, value in functions.items() if not (value.__doc__ or "").strip()] == []
 
 

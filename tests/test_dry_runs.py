@@ -29,11 +29,11 @@ REAL = """
         global done, recording
         done += 1
         if done == 1:
-            torch_uvm.reset_peak_memory_stats()
-            recording = torch_uvm.record_accesses("real.trace")
+            torch_uvm.memory.reset_peak_memory_stats()
+            recording = torch_uvm.tools.record_accesses("real.trace")
         elif done == 5:
             recording.stop()
-            print(json.dumps(torch_uvm.max_memory_allocated()), flush=True)
+            print(json.dumps(torch_uvm.memory.max_memory_allocated()), flush=True)
             os._exit(0)
     register_optimizer_step_post_hook(stepped)
     sys.argv = sys.argv[1:]

@@ -40,7 +40,7 @@ def table() -> Tensor:
     """A table on the host that is used in place, so that its bytes are counted exactly and not by page."""
     if torch_uvm._C.backend() != "emulated":
         pytest.skip("counters are the emulator's")
-    made = torch_uvm.zeros(ROWS, WIDTH)
+    made = torch_uvm.memory.zeros(ROWS, WIDTH)
     torch_uvm.advise(made, preferred_location="cpu", accessed_by=made.device)
     torch_uvm.prefetch(made, "cpu")
     torch.accelerator.synchronize()
@@ -99,7 +99,7 @@ def test_the_index_is_read_after_its_copy(spawn: Spawn) -> None:
         """
         import torch, torch_uvm
         torch_uvm.emulated.configure(seed=5)
-        table = torch_uvm.zeros(16384, 64)
+        table = torch_uvm.memory.zeros(16384, 64)
         torch_uvm.advise(table, preferred_location="cpu", accessed_by=table.device)
         torch_uvm.prefetch(table, "cpu")
         for row in range(20):

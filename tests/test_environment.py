@@ -246,10 +246,10 @@ def test_beside_an_accelerator_that_has_no_backend(spawn: Spawn) -> None:
         with contextlib.redirect_stdout(io.StringIO()) as out:
             info.main(["--json"])
         assert json.loads(out.getvalue())["backend"] == "none"
-        assert torch_uvm.memory_allocated() == 0 and torch_uvm.memory_snapshot() == []
-        torch_uvm.reset_peak_memory_stats()
-        torch_uvm.empty_cache()
-        for call in (torch_uvm.enable, lambda: torch_uvm.zeros(3, device="cpu")):
+        assert torch_uvm.memory.memory_allocated() == 0 and torch_uvm.memory.memory_snapshot() == []
+        torch_uvm.memory.reset_peak_memory_stats()
+        torch_uvm.memory.empty_cache()
+        for call in (torch_uvm.enable, lambda: torch_uvm.memory.zeros(3, device="cpu")):
             try:
                 call()
             except RuntimeError as error:
@@ -264,7 +264,7 @@ def test_statistics_do_not_start_the_accelerator(spawn: Spawn) -> None:
     spawn(
         """
         import torch_uvm
-        assert torch_uvm.memory_stats()["num_ooms"] == 0
+        assert torch_uvm.memory.memory_stats()["num_ooms"] == 0
         torch_uvm.emulated.configure(devices=2)
         """
     )

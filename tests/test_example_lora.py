@@ -29,13 +29,13 @@ PLAIN_AND_RESUMED = f"""
     arguments = finetune_lora.parse_arguments()
     checkpoint, arguments.resume = arguments.resume, None
     plain = finetune_lora.train(arguments)
-    assert not torch_uvm.is_enabled() and torch_uvm.max_memory_allocated() == 0
+    assert not torch_uvm.is_enabled() and torch_uvm.memory.max_memory_allocated() == 0
     peak = torch.accelerator.max_memory_allocated()
     torch.accelerator.empty_cache()
     torch_uvm.enable(budget={BUDGET})
     arguments.resume = checkpoint
     resumed = finetune_lora.train(arguments)
-    assert torch_uvm.residency_stats()["fetched"]["count"] > 0
+    assert torch_uvm.stats()["fetched"]["count"] > 0
     arguments.json.write_text(json.dumps({{"plain": plain, "resumed": resumed, "peak": peak}}))
 """
 

@@ -49,13 +49,13 @@ def test_installed_libraries_share_the_bytes(
 def test_each_is_given_the_tensors_own_bytes(device: torch.device, visitor: example.Visitor) -> None:
     if reason := example.missing(visitor, device):
         pytest.skip(reason)
-    x = torch_uvm.zeros(1000, dtype=torch.int64)
+    x = torch_uvm.memory.zeros(1000, dtype=torch.int64)
     assert example.visit(x, visitor, 5) == x.data_ptr()
     assert x.sum().item() == 5000
 
 
 def test_a_copy_is_noticed() -> None:
-    x = torch_uvm.zeros(1000, dtype=torch.int64)
+    x = torch_uvm.memory.zeros(1000, dtype=torch.int64)
     copies = replace(example.VISITORS[0], take=lambda torch, x: x.clone())
     with pytest.raises(AssertionError, match="a copy: torch has 0x"):
         example.visit(x, copies, 5)

@@ -45,12 +45,12 @@ def _allocations(attempt: Attempts) -> None:
                 del copied
         if number == 2:
             del kept[0]
-            attempt(torch_uvm.empty_cache)
+            attempt(torch_uvm.memory.empty_cache)
     attempt(torch.accelerator.synchronize)
     for made, value in kept:
         right = attempt(lambda: is_all(made, value), otherwise=True)
         assert right
-    host = attempt(lambda: torch_uvm.full((100_000,), 3.0, device="cpu"))
+    host = attempt(lambda: torch_uvm.memory.full((100_000,), 3.0, device="cpu"))
     assert host is None or (host == 3.0).all()
 
 
@@ -195,12 +195,12 @@ def _in_scope(scope: Any) -> Callable[[Attempts], None]:
 
 def test_an_arena() -> None:
     torch_uvm.enable(budget=None)
-    assert each_call_fails(_in_scope(torch_uvm.arena("1MiB")), every=2) > 5
+    assert each_call_fails(_in_scope(torch_uvm.allocators.arena("1MiB")), every=2) > 5
 
 
 def test_a_plan() -> None:
     torch_uvm.enable(budget=None)
-    assert each_call_fails(_in_scope(torch_uvm.allocation_plan(next(names))), every=3) > 5
+    assert each_call_fails(_in_scope(torch_uvm.allocators.allocation_plan(next(names))), every=3) > 5
 
 
 def _host_tensors(attempt: Attempts) -> None:

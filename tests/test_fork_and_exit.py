@@ -33,7 +33,7 @@ class TestExit:
         [
             "x = torch.ones(1 << 20, device='emu')",
             "torch_uvm.disable(); x = torch.ones(1 << 20, device='emu')",
-            "x = torch_uvm.ones(1 << 20, device='cpu')",
+            "x = torch_uvm.memory.ones(1 << 20, device='cpu')",
             "x = torch_uvm.to(torch.ones(1 << 20, device='emu'), 'cpu')",
             "x = torch.ones(8, device='emu', requires_grad=True); loss = x.exp().sum(); loss.backward()",
             "x = torch.ones(1 << 20).pin_memory(); y = x.to('emu', non_blocking=True)",
@@ -88,10 +88,10 @@ class TestFork:
             PRELUDE
             + """
 count = 16 << 20
-host = torch_uvm.full((count,), 3.0, device="cpu")
+host = torch_uvm.memory.full((count,), 3.0, device="cpu")
 device = torch.full((count,), 4.0, device="emu")
 moved = torch_uvm.to(device, "cpu")
-small = torch_uvm.full((10,), 5.0, device="cpu")
+small = torch_uvm.memory.full((10,), 5.0, device="cpu")
 
 def body():
     assert host.sum().item() == 3.0 * count
@@ -114,7 +114,7 @@ assert host[0].item() == 3.0 and moved[-1].item() == 4.0 and device.sum().item()
         spawn(
             PRELUDE
             + """
-host = torch_uvm.full((1 << 20,), 3.0, device="cpu")
+host = torch_uvm.memory.full((1 << 20,), 3.0, device="cpu")
 device = torch_uvm.to(host, "emu")
 device += 1
 torch.emu.synchronize()
@@ -155,7 +155,7 @@ assert in_child(body) == 0
             + f"""
 import copy, pickle
 x = torch.ones(1 << 20, device="emu")
-host = torch_uvm.ones(1 << 20, device="cpu")
+host = torch_uvm.memory.ones(1 << 20, device="cpu")
 lstm = torch.nn.LSTM(8, 8).to("emu")
 
 def body():
@@ -189,10 +189,10 @@ assert in_child(body) == 0
             PRELUDE
             + """
 x = torch.ones(16 << 20, device="emu")
-before = torch_uvm.memory_stats()
+before = torch_uvm.memory.memory_stats()
 
 def body():
-    assert not torch_uvm.is_managed(torch_uvm.ones(1000, device="cpu"))
+    assert not torch_uvm.is_managed(torch_uvm.memory.ones(1000, device="cpu"))
     for make in (lambda: torch.ones(8, device="emu"), lambda: x + 1):
         try:
             make()
@@ -202,7 +202,7 @@ def body():
             raise AssertionError("the child had device memory")
 
 assert in_child(body) == 0
-assert torch_uvm.memory_stats() == before
+assert torch_uvm.memory.memory_stats() == before
 torch.ones(8, device="emu")
 """
         )
@@ -212,12 +212,12 @@ torch.ones(8, device="emu")
             PRELUDE
             + """
 tensors = [torch.full((1 << 20,), float(i), device="emu") for i in range(16)]
-host = [torch_uvm.full((1 << 20,), float(i), device="cpu") for i in range(16)]
+host = [torch_uvm.memory.full((1 << 20,), float(i), device="cpu") for i in range(16)]
 
 def body():
     tensors.clear()
     host.clear()
-    torch_uvm.empty_cache()
+    torch_uvm.memory.empty_cache()
 
 assert in_child(body) == 0
 assert [t[0].item() for t in tensors] == list(range(16))
@@ -229,7 +229,7 @@ assert [t[0].item() for t in host] == list(range(16))
         spawn(
             PRELUDE
             + """
-host = torch_uvm.full((1 << 20,), 3.0, device="cpu")
+host = torch_uvm.memory.full((1 << 20,), 3.0, device="cpu")
 
 def inner():
     assert host.sum().item() == 5.0 * (1 << 20)
@@ -257,20 +257,20 @@ def work():
         kept = [torch.ones(n, device="emu") for n in (10, 1000, 100000)]
         kept[0].cpu()
         torch_uvm.to(kept[2], "cpu").fill_(1.0)
-        torch_uvm.ones(1000, device="cpu")
+        torch_uvm.memory.ones(1000, device="cpu")
 
 # PyTorch chooses a kernel in its first call, under its own lock, which a child could inherit locked.
 torch.ones(10, device="emu").cpu()
 torch_uvm.to(torch.ones(100000, device="emu"), "cpu").fill_(1.0)
-torch_uvm.ones(8, device="cpu")
+torch_uvm.memory.ones(8, device="cpu")
 
 threads = [threading.Thread(target=work) for _ in range(3)]
 for thread in threads:
     thread.start()
 
 def body():
-    torch_uvm.memory_stats()
-    torch_uvm.ones(8, device="cpu")
+    torch_uvm.memory.memory_stats()
+    torch_uvm.memory.ones(8, device="cpu")
 
 statuses = [in_child(body) for _ in range(40)]
 stop.set()
@@ -285,7 +285,7 @@ assert statuses == [0] * 40, statuses
         spawn(
             PRELUDE
             + """
-data = torch_uvm.ones(8 << 20, device="cpu")
+data = torch_uvm.memory.ones(8 << 20, device="cpu")
 
 def virtual():
     return int(open("/proc/self/statm").read().split()[0]) * os.sysconf("SC_PAGESIZE")
@@ -307,7 +307,7 @@ assert virtual() - before < 32 << 20, (before, virtual())
             PRELUDE
             + """
 device = torch.full((1 << 20,), 7.0, device="emu")
-host = torch_uvm.full((1 << 20,), 3.0, device="cpu")
+host = torch_uvm.memory.full((1 << 20,), 3.0, device="cpu")
 host.copy_(device, non_blocking=True)
 
 def body():
@@ -325,7 +325,7 @@ assert host.sum().item() == 7.0 * (1 << 20)
             PRELUDE
             + """
 import subprocess
-data = torch_uvm.ones(8 << 20, device="cpu")
+data = torch_uvm.memory.ones(8 << 20, device="cpu")
 for preexec in (None, lambda: None):  # vfork, fork
     command = [sys.executable, "-c", "print(6 * 7)"]
     done = subprocess.run(command, capture_output=True, text=True, preexec_fn=preexec)
@@ -349,7 +349,7 @@ def filled(tensor):
     return tensor.copy_(torch.arange(float(rows))[:, None].expand(-1, columns))
 
 alive = torch.ones(16 << 20, device="emu")
-made = filled(torch_uvm.empty(rows, columns, device="cpu"))
+made = filled(torch_uvm.memory.empty(rows, columns, device="cpu"))
 moved = torch_uvm.to(filled(torch.empty(rows, columns, device="emu")), "cpu")
 assert made.nbytes + moved.nbytes == 64 << 20
 assert torch_uvm.is_managed(made) and torch_uvm.is_managed(moved)
@@ -359,7 +359,7 @@ class Rows(Dataset):
         return rows
 
     def __getitem__(self, index):
-        new = torch_uvm.ones(1 << 19, device="cpu")
+        new = torch_uvm.memory.ones(1 << 19, device="cpu")
         doubled = made[index] * 2
         assert not torch_uvm.is_managed(new) and not torch_uvm.is_managed(doubled)
         return made[index], moved[index], os.getpid()

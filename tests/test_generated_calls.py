@@ -29,13 +29,18 @@ ERRORS = (TypeError, ValueError, RuntimeError, OSError)
 DOCUMENTED = {"from_dlpack": (*ERRORS, BufferError)}
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
-    **{name: getattr(torch_uvm, name) for name in torch_uvm.__all__ if name not in ("Allocator", "emulated")},
-    **{f"emulated.{name}": getattr(emulated, name) for name in emulated.__all__},
-    "Allocator.caching": torch_uvm.Allocator.caching,
-    "Allocator.pool": torch_uvm.Allocator.pool,
-    "Allocator.process": torch_uvm.Allocator.process,
     **{
-        f"Allocator.process().{name}": getattr(torch_uvm.Allocator.process(), name)
+        name: getattr(module, name)
+        for module in (torch_uvm, torch_uvm.memory, torch_uvm.tools, torch_uvm.allocators)
+        for name in module.__all__
+        if name.islower() and name != "emulated"
+    },
+    **{f"emulated.{name}": getattr(emulated, name) for name in emulated.__all__},
+    "Allocator.caching": torch_uvm.allocators.Allocator.caching,
+    "Allocator.pool": torch_uvm.allocators.Allocator.pool,
+    "Allocator.process": torch_uvm.allocators.Allocator.process,
+    **{
+        f"Allocator.process().{name}": getattr(torch_uvm.allocators.Allocator.process(), name)
         for name in ("with_limit", "with_statistics", "with_failure_callback", "with_log", "stats")
     },
 }
@@ -80,23 +85,23 @@ def _self_referring() -> list[Any]:
 
 #: Created anew for each call, because a call may change them.
 _OBJECTS: dict[str, Callable[[], Any]] = {
-    "managed": lambda: torch_uvm.ones(4, 4, device="emu"),
-    "view": lambda: torch_uvm.ones(8, 8, device="emu")[::2, 1:].t(),
-    "leaf": lambda: torch_uvm.ones(4, device="emu", requires_grad=True),
+    "managed": lambda: torch_uvm.memory.ones(4, 4, device="emu"),
+    "view": lambda: torch_uvm.memory.ones(8, 8, device="emu")[::2, 1:].t(),
+    "leaf": lambda: torch_uvm.memory.ones(4, device="emu", requires_grad=True),
     "plain": lambda: torch.ones(3, device="emu"),
     "cpu": lambda: torch.ones(3),
-    "none in it": lambda: torch_uvm.empty(0, device="emu"),
-    "expanded": lambda: torch_uvm.ones(1, device="emu").expand(2**40),
+    "none in it": lambda: torch_uvm.memory.empty(0, device="emu"),
+    "expanded": lambda: torch_uvm.memory.ones(1, device="emu").expand(2**40),
     "meta": lambda: torch.ones(3, device="meta"),
     "sparse": lambda: torch.eye(2).to_sparse(),
     "complex": lambda: torch.ones(3, dtype=torch.complex64),
     "module": lambda: torch.nn.Linear(2, 2),
     "optimizer": lambda: torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.1),
-    "containers": lambda: {"a": [torch_uvm.ones(4, 4, device="emu"), (torch.ones(2),)], "b": {}},
+    "containers": lambda: {"a": [torch_uvm.memory.ones(4, 4, device="emu"), (torch.ones(2),)], "b": {}},
     "loop": _self_referring,
     "stream": lambda: torch.Stream(device="emu"),
     "function": lambda: lambda *_: False,
-    "allocator": torch_uvm.Allocator.caching,
+    "allocator": torch_uvm.allocators.Allocator.caching,
     "capsule": lambda: torch.ones(2).__dlpack__(),
     "object": object,
     "class": lambda: dict,
@@ -182,8 +187,8 @@ def state() -> dict[str, Any]:
         "options": _C.describe_options(),
         "budget": _C.requested_budget(0),
         "host tensors": _C.host_tensors(),
-        "allocated": torch_uvm.memory_allocated(),
-        "plain": torch.accelerator.memory_allocated() - torch_uvm.memory_allocated(0),
+        "allocated": torch_uvm.memory.memory_allocated(),
+        "plain": torch.accelerator.memory_allocated() - torch_uvm.memory.memory_allocated(0),
         "device": torch.accelerator.current_device_index(),
         "stream": torch.accelerator.current_stream(),
         "dtype": torch.get_default_dtype(),
@@ -248,8 +253,6 @@ def test_a_result_or_a_documented_error_that_changed_nothing(
 
 
 def test_every_public_function_is_called() -> None:
-    assert {name for name in torch_uvm.__all__ if callable(getattr(torch_uvm, name))} - {"Allocator"} <= set(
-        FUNCTIONS
-    )
+    assert {name for name in torch_uvm.__all__ if callable(getattr(torch_uvm, name))} <= set(FUNCTIONS)
     for function in FUNCTIONS.values():
         inspect.signature(function)  # raises without a signature

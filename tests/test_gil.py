@@ -150,7 +150,7 @@ torch_uvm.enable(budget=WAITS == "engine" and 16 * MIB or None)
 y = torch.ones(16, device="emu")  # in a segment of small blocks
 x = torch.ones(8 * MIB // 4, device="emu")
 capsule = _C.dlpack_export(y, 0, True, False)
-arena = torch_uvm.arena("1MiB")
+arena = torch_uvm.allocators.arena("1MiB")
 torch.emu.synchronize()
 
 def engine():  # the engine evicts x and waits for that

@@ -38,7 +38,7 @@ import _runs  # noqa: E402
 
 @pytest.fixture
 def guard() -> Iterator[Guard]:
-    torch_uvm.empty_cache()
+    torch_uvm.memory.empty_cache()
     held = Guard(64 * MIB).hold()
     yield held
     held.release()
@@ -166,9 +166,9 @@ class TestLimit:
         assert _C.get_limit() == 64 * MIB
 
     def test_holds_for_allocations(self, guard: Guard) -> None:
-        x = torch_uvm.empty(60 * MIB, dtype=torch.uint8)
+        x = torch_uvm.memory.empty(60 * MIB, dtype=torch.uint8)
         with pytest.raises(torch.OutOfMemoryError):
-            torch_uvm.empty(8 * MIB, dtype=torch.uint8)
+            torch_uvm.memory.empty(8 * MIB, dtype=torch.uint8)
         assert _C.managed_bytes() <= 64 * MIB
         del x
 
@@ -180,7 +180,7 @@ class TestLimit:
             check_room(64 * MIB, {"a": lambda: [7 << 30]})
             guard = Guard(64 * MIB).hold()
             import torch_uvm
-            x = torch_uvm.empty(60 * MIB, dtype=torch.uint8, device="cpu")
+            x = torch_uvm.memory.empty(60 * MIB, dtype=torch.uint8, device="cpu")
             guard.check()
             torch_uvm.set_limit(MIB)
             guard.check()
@@ -239,7 +239,7 @@ class TestOtherProcesses:
             import torch, torch_uvm
             assert torch_uvm._C.get_limit() == 64 << 20
             try:
-                torch_uvm.empty(65 << 20, dtype=torch.uint8, device="cpu")
+                torch_uvm.memory.empty(65 << 20, dtype=torch.uint8, device="cpu")
             except torch.OutOfMemoryError:
                 pass
             else:

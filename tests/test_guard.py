@@ -115,7 +115,7 @@ def _managed(function: Callable[[], object]) -> object:
 
 
 def _by_operator(count: int) -> object:
-    x = torch_uvm.ones(1, device="emu").expand(count)
+    x = torch_uvm.memory.ones(1, device="emu").expand(count)
     return _managed(lambda: x + 1)
 
 
@@ -132,7 +132,7 @@ class _AllocatesBackward(torch.autograd.Function):
 
 def _backward(count: int) -> object:
     """Allocates in a thread of autograd."""
-    x = torch_uvm.ones(1, device="emu").expand(count).requires_grad_()
+    x = torch_uvm.memory.ones(1, device="emu").expand(count).requires_grad_()
     return _managed(lambda: torch.autograd.grad(_AllocatesBackward.apply(x, count), x)[0])  # type: ignore[no-untyped-call]
 
 
@@ -142,30 +142,36 @@ def _in(scope: object, count: int) -> object:
 
 
 def _resized(count: int) -> object:
-    x = torch_uvm.empty(1, device="emu")
+    x = torch_uvm.memory.empty(1, device="emu")
     return _managed(lambda: x.resize_(count))
 
 
 #: Each way to allocate `count` floats of managed memory.
 WAYS: dict[str, Callable[[int], object]] = {
-    "empty": lambda count: torch_uvm.empty(count, device="emu"),
-    "zeros": lambda count: torch_uvm.zeros(count, device="emu"),
-    "ones": lambda count: torch_uvm.ones(count, device="emu"),
-    "full": lambda count: torch_uvm.full((count,), 2.0, device="emu"),
-    "empty_like": lambda count: torch_uvm.empty_like(torch.ones(1).expand(count), device="emu"),
-    "host": lambda count: torch_uvm.empty(count, device="cpu"),
+    "empty": lambda count: torch_uvm.memory.empty(count, device="emu"),
+    "zeros": lambda count: torch_uvm.memory.zeros(count, device="emu"),
+    "ones": lambda count: torch_uvm.memory.ones(count, device="emu"),
+    "full": lambda count: torch_uvm.memory.full((count,), 2.0, device="emu"),
+    "empty_like": lambda count: torch_uvm.memory.empty_like(torch.ones(1).expand(count), device="emu"),
+    "host": lambda count: torch_uvm.memory.empty(count, device="cpu"),
     "second device's label": lambda count: torch_uvm.to(torch.ones(1).expand(count), "emu", managed=True),
     "the switch": lambda count: _managed(lambda: torch.empty(count, device="emu")),
     "plain to": lambda count: _managed(lambda: torch.ones(1).expand(count).to("emu")),
     "an operator": _by_operator,
     "a gradient": _backward,
     "resize_": _resized,
-    "an arena": lambda count: _in(torch_uvm.arena(), count),
-    "a plan": lambda count: _in(torch_uvm.allocation_plan("guarded"), count),
-    "caching": lambda count: torch_uvm.empty(count, device="emu", allocator=torch_uvm.Allocator.caching()),
-    "a pool": lambda count: torch_uvm.empty(count, device="emu", allocator=torch_uvm.Allocator.pool()),
-    "nested": lambda count: torch_uvm.empty(
-        count, device="emu", allocator=torch_uvm.Allocator.caching().with_statistics().with_limit(1 << 60)
+    "an arena": lambda count: _in(torch_uvm.allocators.arena(), count),
+    "a plan": lambda count: _in(torch_uvm.allocators.allocation_plan("guarded"), count),
+    "caching": lambda count: torch_uvm.memory.empty(
+        count, device="emu", allocator=torch_uvm.allocators.Allocator.caching()
+    ),
+    "a pool": lambda count: torch_uvm.memory.empty(
+        count, device="emu", allocator=torch_uvm.allocators.Allocator.pool()
+    ),
+    "nested": lambda count: torch_uvm.memory.empty(
+        count,
+        device="emu",
+        allocator=torch_uvm.allocators.Allocator.caching().with_statistics().with_limit(1 << 60),
     ),
     "a tensor from a file's sizes": lambda count: _managed(
         lambda: torch.empty(0, device="emu").set_(torch.UntypedStorage(4 * count, device="emu"))
@@ -178,7 +184,7 @@ OUT = (torch.OutOfMemoryError,)
 @pytest.fixture
 def nothing_cached() -> Iterator[None]:
     _C.release_idle_memory()
-    torch_uvm.empty_cache()
+    torch_uvm.memory.empty_cache()
     yield
     torch_uvm.set_limit(None)
 
@@ -194,7 +200,7 @@ class TestEveryWay:
         assert _C.managed_bytes() > before
 
     def test_stops_at_the_limit(self, way: str) -> None:
-        torch_uvm.empty(1, device="emu")  # creates the segment of small blocks
+        torch_uvm.memory.empty(1, device="emu")  # creates the segment of small blocks
         limit = _C.managed_bytes() + 8 * MIB
         torch_uvm.set_limit(limit)
         with pytest.raises(OUT, match="limit"):
@@ -209,13 +215,13 @@ class TestEveryWay:
 
 
 def test_many_small_ones_stop_at_the_limit() -> None:
-    torch_uvm.empty_cache()
+    torch_uvm.memory.empty_cache()
     limit = _C.managed_bytes() + 16 * MIB
     torch_uvm.set_limit(limit)
     kept: list[torch.Tensor] = []
     with pytest.raises(OUT, match="limit"):
         while True:
-            kept.append(torch_uvm.empty(1000, device="emu" if len(kept) % 2 else "cpu"))
+            kept.append(torch_uvm.memory.empty(1000, device="emu" if len(kept) % 2 else "cpu"))
             assert _C.managed_bytes() <= limit
     assert len(kept) > 1000
     kept.clear()

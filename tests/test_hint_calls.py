@@ -31,7 +31,7 @@ OPERATOR_CALLS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
 def test_operators_pass_opcheck(call: tuple[str, tuple[Any, ...], dict[str, Any]], device: str) -> None:
     name, arguments, keywords = call
     operator = getattr(torch.ops.torch_uvm, name).default
-    tensors = [torch_uvm.ones(1000, device=device), torch_uvm.ones(4, 5, device=device).t()]
+    tensors = [torch_uvm.memory.ones(1000, device=device), torch_uvm.memory.ones(4, 5, device=device).t()]
     results = torch.library.opcheck(operator, (tensors, *arguments), keywords)
     assert set(results.values()) == {"SUCCESS"}
 
@@ -80,7 +80,7 @@ class TestCompiled:
             y.copy_(x)
             return y + 1
 
-        x = torch_uvm.ones(MIB)
+        x = torch_uvm.memory.ones(MIB)
         with torch_uvm.enabled():
             assert torch.equal(torch.compile(step, backend=backend)(x).cpu(), step(x).cpu())
 
@@ -88,7 +88,7 @@ class TestCompiled:
         torch.compiler.reset()
         with torch_uvm.enabled():
             for requires_grad in (False, True):
-                x = torch_uvm.ones(MIB).requires_grad_(requires_grad)
+                x = torch_uvm.memory.ones(MIB).requires_grad_(requires_grad)
                 expected = step(x)
                 compiled = torch.compile(step, backend=backend, fullgraph=fullgraph)
                 result = compiled(x)
@@ -119,7 +119,7 @@ class TestStreams:
             from torch_uvm import _C, emulated
             from torch_uvm import prefetch
             emu = torch.device("emu:0")
-            xs = [torch_uvm.ones(1 << 19, device="cpu") for _ in range(12)]
+            xs = [torch_uvm.memory.ones(1 << 19, device="cpu") for _ in range(12)]
             stream = torch.Stream("emu")
             for x in xs:
                 prefetch(x, emu, stream=stream)
@@ -148,7 +148,7 @@ class TestStreams:
             for _ in range(12):
                 writer, other = torch.Stream("emu"), torch.Stream("emu")
                 with writer:
-                    x = torch_uvm.empty(1 << 20)
+                    x = torch_uvm.memory.empty(1 << 20)
                     x.copy_(source, non_blocking=True)
                 prefetch(x, "cpu", stream=other)
                 prefetch(x, "emu", stream=other)
@@ -163,7 +163,7 @@ class TestStreams:
             import torch, torch_uvm
             from torch_uvm import _C
             from torch_uvm import discard
-            xs = [torch_uvm.ones(1 << 19) for _ in range(12)]
+            xs = [torch_uvm.memory.ones(1 << 19) for _ in range(12)]
             torch.accelerator.synchronize()
             for x in xs:
                 discard(x)
@@ -185,13 +185,13 @@ class TestStreams:
             other = torch.Stream("emu")
             held = 0
             for _ in range(12):
-                x = torch_uvm.ones(1 << 19)
+                x = torch_uvm.memory.ones(1 << 19)
                 torch.accelerator.synchronize()
                 with other:
                     discard(x)
                 address, pending = x.data_ptr(), _C.emu_pending_operations()
                 del x
-                y = torch_uvm.ones(1 << 19)
+                y = torch_uvm.memory.ones(1 << 19)
                 assert y.data_ptr() != address or _C.emu_pending_operations() == 0
                 held += pending > 0
                 del y
@@ -201,7 +201,7 @@ class TestStreams:
         )
 
     def test_stream_of_another_kind(self, spawn: Spawn) -> None:
-        x = torch_uvm.ones(MIB)
+        x = torch_uvm.memory.ones(MIB)
 
         class Foreign(torch.Stream):
             @property
@@ -219,8 +219,8 @@ def test_several_devices(spawn: Spawn) -> None:
         from torch_uvm import _C, emulated
         from torch_uvm import advise, discard, prefetch, residency
         zero, one, cpu = torch.device("emu:0"), torch.device("emu:1"), torch.device("cpu")
-        x, y = torch_uvm.ones(1 << 20, device=zero), torch_uvm.ones(1 << 20, device=one)
-        z = torch_uvm.ones(1 << 20, device=cpu)
+        x, y = torch_uvm.memory.ones(1 << 20, device=zero), torch_uvm.memory.ones(1 << 20, device=one)
+        z = torch_uvm.memory.ones(1 << 20, device=cpu)
         prefetch([x, y, z], "emu:1")
         assert emulated.residency(x) == residency(x) == {one: 1 << 22}
         assert residency([x, y, z]) == {one: 3 << 22}
@@ -252,7 +252,7 @@ def test_hints_in_a_forked_child_do_nothing(spawn: Spawn) -> None:
     spawn("""
         import os, torch, torch_uvm, traceback
         from torch_uvm import advise, prefetch, residency
-        x = torch_uvm.ones(1 << 20, device="cpu")
+        x = torch_uvm.memory.ones(1 << 20, device="cpu")
         advise(x, read_mostly=True)
         child = os.fork()
         if child == 0:

@@ -149,7 +149,7 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_bad_input_is_refused_by_name_and_changes_nothing(case: Bad) -> None:
-    x = torch_uvm.ones(MIB, device="cpu")
+    x = torch_uvm.memory.ones(MIB, device="cpu")
 
     def state() -> tuple[Any, ...]:
         counters = emulated.counters()

@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 
 class TestDiscard:
     def test_migration_of_discarded_pages_copies_nothing(self) -> None:
-        x = torch_uvm.ones(4 * MIB, dtype=torch.uint8)
+        x = torch_uvm.memory.ones(4 * MIB, dtype=torch.uint8)
         discard(x)
         assert calls("discard") == 1
         prefetch(x, "cpu")
@@ -37,7 +37,7 @@ class TestDiscard:
         assert bool((x == 3).all())
 
     def test_never_covers_a_gap(self) -> None:
-        x = torch_uvm.ones(16, PAGE, dtype=torch.uint8)
+        x = torch_uvm.memory.ones(16, PAGE, dtype=torch.uint8)
         discard(x[:, : PAGE - 512])
         assert calls("discard") == 0
         discard(x[::2])
@@ -55,19 +55,19 @@ class TestDiscard:
         assert bool((left == 1).all()) and bool((right == 1).all())
 
     def test_is_a_write_to_autograd(self) -> None:
-        x = torch_uvm.ones(MIB)
+        x = torch_uvm.memory.ones(MIB)
         y = torch_uvm.to(x, "cpu")
         discard(x)
         assert x._version == y._version == 2  # ones() counts as a write
-        weight = torch_uvm.ones(MIB).requires_grad_()
+        weight = torch_uvm.memory.ones(MIB).requires_grad_()
         loss = (x * weight).sum()
         discard(x)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             loss.backward()
 
     def test_of_a_leaf_that_requires_grad(self) -> None:
-        weight = nn.Parameter(torch_uvm.ones(MIB))
-        spare = torch_uvm.ones(MIB)
+        weight = nn.Parameter(torch_uvm.memory.ones(MIB))
+        spare = torch_uvm.memory.ones(MIB)
         for x in (weight, weight[:10], [spare, weight]):
             with pytest.raises(RuntimeError, match="leaf Variable that requires grad"):
                 discard(x)
@@ -79,7 +79,7 @@ class TestDiscard:
 
     def test_of_inference_tensors(self) -> None:
         with torch.inference_mode():
-            x = torch_uvm.ones(MIB)
+            x = torch_uvm.memory.ones(MIB)
             discard(x)
         with pytest.raises(RuntimeError, match="inference tensor outside InferenceMode"):
             discard(x)
@@ -93,7 +93,7 @@ class TestResidency:
         assert residency(x[:, ::2]) == {CPU: 48}
         assert residency(x[:1].expand(5, 6)) == {CPU: 24}
         assert residency(torch.zeros(3, device="emu")) == {EMU: 12}
-        assert residency(torch.zeros(0)) == residency([]) == residency(torch_uvm.empty(0)) == {}
+        assert residency(torch.zeros(0)) == residency([]) == residency(torch_uvm.memory.empty(0)) == {}
 
     def test_of_views_counts_their_elements(self) -> None:
         x = on_host(16 * PAGE).view(16, PAGE)
@@ -118,7 +118,7 @@ class TestResidency:
         prefetch(x[: 3 * MIB], EMU)
         address = x.data_ptr()
         del x
-        y = torch_uvm.ones(4 * MIB, dtype=torch.uint8, device="cpu")
+        y = torch_uvm.memory.ones(4 * MIB, dtype=torch.uint8, device="cpu")
         assert y.data_ptr() == address
         assert residency(y) == {CPU: 4 * MIB}
 
@@ -158,7 +158,7 @@ def test_hints_do_nothing_on_memory_without_support(spawn: Spawn) -> None:
         import torch, torch_uvm
         from torch_uvm import _C, emulated
         from torch_uvm import advise, discard, prefetch, residency
-        x = torch_uvm.ones(1 << 20, device="cpu")
+        x = torch_uvm.memory.ones(1 << 20, device="cpu")
         _C.pretend_not_concurrent(True)
         emulated.reset_counters()
         for _ in range(3):

@@ -58,13 +58,13 @@ class TestMoves:
         assert z.untyped_storage()._cdata == base, "a round trip returns the first storage"
 
     def test_any_label_keeps_the_bytes(self) -> None:
-        before = torch_uvm.memory_allocated()
+        before = torch_uvm.memory.memory_allocated()
         x = torch.arange(MIB)
         y = torch_uvm.to(x, DEVICE)
         del x
         assert y.sum().item() == MIB * (MIB - 1) // 2
         del y
-        assert torch_uvm.memory_allocated() == before
+        assert torch_uvm.memory.memory_allocated() == before
         assert _C.check_allocator() is None
 
     def test_module(self) -> None:

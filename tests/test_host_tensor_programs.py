@@ -56,7 +56,7 @@ print([torch_uvm.is_managed(x) for x in tensors])
     def test_explicit_requests_for_managed_memory_are_refused(self) -> None:
         torch_uvm.set_limit(_C.managed_bytes() + MIB)
         with pytest.raises(torch.OutOfMemoryError):
-            torch_uvm.empty(64 * MIB, device="cpu")
+            torch_uvm.memory.empty(64 * MIB, device="cpu")
 
 
 class TestThreads:

@@ -185,7 +185,7 @@ class TestWhatStaysWhatItIs:
         x = torch.randn(1024, 1024, device=DEVICE)
         y = torch.nn.functional.softmax(x @ x, 1).cumsum(0)
         assert host_bytes() == before
-        assert torch_uvm.memory_allocated(DEVICE) >= 2 * 4 * MIB
+        assert torch_uvm.memory.memory_allocated(DEVICE) >= 2 * 4 * MIB
         assert torch_uvm.is_managed(y)
         del x, y
 
@@ -215,7 +215,7 @@ class TestWhatStaysWhatItIs:
 def test_a_chosen_allocator_is_not_theirs() -> None:
     """Their blocks are their own, so hints reach no other tensor's bytes."""
     page = 64 << 10
-    with torch_uvm.use_allocator(torch_uvm.Allocator.pool("64MiB")):
+    with torch_uvm.allocators.use_allocator(torch_uvm.allocators.Allocator.pool("64MiB")):
         a, b = torch.full((MIB,), 1.0), torch.full((MIB,), 2.0)
     assert torch_uvm.is_managed(a) and torch_uvm.is_managed(b)
     assert sum(size for _, size in torch_uvm._C.page_ranges([a], page)) <= a.nbytes + page

@@ -50,7 +50,7 @@ state = training.state()
 PYTORCHS = ("torch/_dynamo/decorators.py", "torch/autograd/grad_mode.py", "torch/optim/optimizer.py")
 
 def operators():
-    stats = torch_uvm.residency_stats()
+    stats = torch_uvm.stats()
     return stats["plan_hits"] + stats["plan_misses"]
 
 nth = 1
@@ -102,7 +102,7 @@ def test_scopes(spawn: Spawn) -> None:
         + INTERRUPT
         + """
 torch_uvm.enable(budget=None)
-arena = torch_uvm.arena("1MiB")
+arena = torch_uvm.allocators.arena("1MiB")
 x = torch.ones(MIB // 4, device="emu")
 
 def scopes():

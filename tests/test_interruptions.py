@@ -138,7 +138,7 @@ check()
             import torch, torch_uvm
             from torch_uvm.cli import replay
             torch_uvm.enable()
-            with torch_uvm.record_allocations("log.csv"):
+            with torch_uvm.tools.record_allocations("log.csv"):
                 for _ in range(4):
                     torch.ones(1000, device="emu")
             try:
@@ -211,7 +211,7 @@ assert _C.pending_updates() == 0
             + f"""
 choose = random.Random({seed})
 wanted = alone(6)
-host = torch_uvm.full((MIB,), 3.0, device="cpu")
+host = torch_uvm.memory.full((MIB,), 3.0, device="cpu")
 training = under_a_budget()
 children = []
 stop = threading.Event()
@@ -292,7 +292,7 @@ def kill(child):
 if __name__ == "__main__":
     wanted = alone(3)
     training = under_a_budget()
-    host = torch_uvm.full((MIB,), 3.0, device="cpu")
+    host = torch_uvm.memory.full((MIB,), 3.0, device="cpu")
     moved = torch_uvm.to(torch.full((MIB,), 4.0, device="emu"), "cpu")
     for way in ("fork", "fork"):
         context = processes.get_context(way)

@@ -23,7 +23,7 @@ class TestKeeping:
     def test_unpinned_tensors_are_evicted(self, budget: int) -> None:
         x = torch.full((MIB // 2,), 3.0, device="emu")
         assert leaves(x)
-        assert torch_uvm.residency_stats()["written_back"]["count"] > 0
+        assert torch_uvm.stats()["written_back"]["count"] > 0
         assert (x == 3.0).all().item()
 
     def test_kept_tensors_stay_where_they_are(self, budget: int) -> None:
@@ -130,7 +130,7 @@ class TestKeeping:
 
     def test_without_a_budget(self) -> None:
         torch_uvm.set_budget(None)
-        x = torch_uvm.ones(4)
+        x = torch_uvm.memory.ones(4)
         with torch_uvm.resident(x):
             torch_uvm.keep_resident(x).release()
         torch_uvm.step()

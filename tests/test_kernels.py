@@ -48,7 +48,7 @@ class TestKernels:
     def test_first_touch_faults_each_page_once(self) -> None:
         try:
             _C.set_option("populate", "false")
-            torch_uvm.empty_cache()
+            torch_uvm.memory.empty_cache()
             with torch_uvm.enabled():
                 x = torch.empty(4 * MIB, dtype=torch.uint8, device="emu")
         finally:

@@ -152,23 +152,23 @@ class Seen:
 
 def follow(make: Callable[[int], Loop], iterations: int, budget: int | None) -> Seen:
     gc.collect()
-    torch_uvm.empty_cache()
-    torch_uvm.reset_peak_memory_stats()
+    torch_uvm.memory.empty_cache()
+    torch_uvm.memory.reset_peak_memory_stats()
     torch_uvm.enable(budget=budget, optimizer="in_place")  # "auto" begins to defer, which is another loop
-    torch_uvm.reset_residency_stats()
+    torch_uvm.memory.reset_residency_stats()
     torch.manual_seed(0)
     seen = Seen()
     before = (0, 0, 0)
     for result in make(iterations):
         seen.results.append(result.cpu())
-        stats = torch_uvm.residency_stats()
+        stats = torch_uvm.stats()
         link = sum(stats[name]["bytes"] for name in ("fetched", "written_back", "used_in_place"))
         now = (stats["plan_hits"], stats["plan_hits"] + stats["plan_misses"], link)
         hits, operators, moved = (after - earlier for after, earlier in zip(now, before, strict=True))
         seen.planned.append((hits, operators))
         seen.link.append(moved)
         before = now
-    seen.peak = torch_uvm.max_memory_allocated(DEVICE)
+    seen.peak = torch_uvm.memory.max_memory_allocated(DEVICE)
     torch_uvm.set_budget(None)
     return seen
 

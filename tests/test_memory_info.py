@@ -17,7 +17,7 @@ MiB = 1 << 20
 def no_budget() -> None:
     torch_uvm.set_budget(None)
     torch_uvm.set_host_limit(None)
-    torch_uvm.empty_cache()
+    torch_uvm.memory.empty_cache()
 
 
 def fill(make: Callable[[], torch.Tensor]) -> list[torch.Tensor]:
@@ -32,7 +32,7 @@ def fill(make: Callable[[], torch.Tensor]) -> list[torch.Tensor]:
 
 def pinned() -> int:
     """Bytes pinned for evicted tensors; they stay pinned for later ones."""
-    count: int = torch_uvm.residency_stats()["host_bytes"]
+    count: int = torch_uvm.stats()["host_bytes"]
     return count
 
 
@@ -40,24 +40,24 @@ class TestWithoutABudget:
     def test_of_a_limit(self) -> None:
         torch_uvm.set_limit(64 * MiB)
         assert torch_uvm.mem_get_info() == (64 * MiB, 64 * MiB)
-        x = torch_uvm.empty(12 * MiB, dtype=torch.uint8, device="emu")
+        x = torch_uvm.memory.empty(12 * MiB, dtype=torch.uint8, device="emu")
         free, total = torch_uvm.mem_get_info("emu:0")
         assert total == 64 * MiB and total - free == 12 * MiB
-        rest = fill(lambda: torch_uvm.empty(2 * MiB, dtype=torch.uint8, device="emu"))
+        rest = fill(lambda: torch_uvm.memory.empty(2 * MiB, dtype=torch.uint8, device="emu"))
         assert len(rest) == free // (2 * MiB)
         assert torch_uvm.mem_get_info(0) == (0, 64 * MiB)
         del x, rest
         assert torch_uvm.mem_get_info() == (64 * MiB, 64 * MiB)  # cached segments can be used again
 
     def test_a_limit_below_what_is_in_use(self) -> None:
-        x = torch_uvm.empty(8 * MiB, dtype=torch.uint8, device="emu")
+        x = torch_uvm.memory.empty(8 * MiB, dtype=torch.uint8, device="emu")
         torch_uvm.set_limit(4 * MiB)
-        cached = torch_uvm.memory_reserved() - x.nbytes
+        cached = torch_uvm.memory.memory_reserved() - x.nbytes
         assert torch_uvm.mem_get_info() == (cached, cached + x.nbytes)
 
     def test_tensors_that_moved_are_in_use(self) -> None:
         torch_uvm.set_limit(64 * MiB)
-        x = torch_uvm.empty(12 * MiB, dtype=torch.uint8, device="emu")
+        x = torch_uvm.memory.empty(12 * MiB, dtype=torch.uint8, device="emu")
         y = torch_uvm.to(x, "cpu")
         assert torch_uvm.mem_get_info() == (52 * MiB, 64 * MiB) and y.nbytes == 12 * MiB
 

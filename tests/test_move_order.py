@@ -49,12 +49,12 @@ class TestCounts:
     """Waits of the host, and events, per move."""
 
     def test_idle_moves_wait_for_nothing(self) -> None:
-        x = torch_uvm.zeros(1 << 16)
-        on_cpu = torch_uvm.zeros(1 << 16, device="cpu")
+        x = torch_uvm.memory.zeros(1 << 16)
+        on_cpu = torch_uvm.memory.zeros(1 << 16, device="cpu")
         emu.synchronize()
         assert _waits(lambda: torch_uvm.to(x, "cpu")) == (0, 0)
         assert _waits(lambda: torch_uvm.to(on_cpu, "emu")) == (0, 0)
-        assert _waits(lambda: torch_uvm.to(torch_uvm.zeros(0), "cpu")) == (0, 0)
+        assert _waits(lambda: torch_uvm.to(torch_uvm.memory.zeros(0), "cpu")) == (0, 0)
 
     def test_to_the_cpu_waits_once_per_busy_stream(self, spawn: Spawn) -> None:
         """One event per stream with pending work: the current one, an earlier user, and a recorded one."""
@@ -64,7 +64,7 @@ class TestCounts:
                 """
             wrong = 0
             for non_blocking in (False, True):
-                x = torch_uvm.zeros(n)
+                x = torch_uvm.memory.zeros(n)
                 x.copy_(ones, non_blocking=True)
                 busy = int(pending())
                 count, y = during(lambda: torch_uvm.to(x, "cpu", non_blocking=non_blocking))
@@ -72,7 +72,7 @@ class TestCounts:
                 emu.synchronize()
 
                 a, b = torch.Stream("emu"), torch.Stream("emu")
-                x = torch_uvm.zeros(n)
+                x = torch_uvm.memory.zeros(n)
                 emu.synchronize()
                 busy = 0
                 for stream in (a, b):
@@ -97,7 +97,7 @@ class TestCounts:
             spawn,
             _with_queue(
                 """
-            x = torch_uvm.zeros(n)
+            x = torch_uvm.memory.zeros(n)
             x.copy_(ones, non_blocking=True)
             y = torch_uvm.to(x, "cpu", non_blocking=True)
             other = torch.Stream("emu")
@@ -138,7 +138,7 @@ class TestSchedules:
             _with_queue(
                 """
             def read(non_blocking, wait):
-                x = torch_uvm.zeros(n)
+                x = torch_uvm.memory.zeros(n)
                 x.copy_(ones, non_blocking=True)
                 y = torch_uvm.to(x, "cpu", non_blocking=non_blocking)
                 if wait:
@@ -161,7 +161,7 @@ class TestSchedules:
             _with_queue(
                 """
             def read(how):
-                x = torch_uvm.zeros(n)
+                x = torch_uvm.memory.zeros(n)
                 emu.synchronize()
                 side = torch.Stream("emu")
                 where = emu.current_stream()
@@ -186,7 +186,7 @@ class TestSchedules:
             _with_queue(
                 """
             def read(record):
-                x = torch_uvm.zeros(n)
+                x = torch_uvm.memory.zeros(n)
                 emu.synchronize()
                 side = torch.Stream("emu")
                 with side:
@@ -210,7 +210,7 @@ class TestSchedules:
                 """
             def read(how):
                 host = torch.zeros(n).pin_memory()
-                x = torch_uvm.zeros(n, device="emu:0")
+                x = torch_uvm.memory.zeros(n, device="emu:0")
                 emu.synchronize(0)
                 side = torch.Stream("emu:0")
                 with side if how else emu.stream(None):
@@ -236,7 +236,7 @@ class TestSchedules:
             _with_queue(
                 """
             def read(wait):
-                x = torch_uvm.zeros(n)
+                x = torch_uvm.memory.zeros(n)
                 x.copy_(ones, non_blocking=True)
                 right = torch_uvm.to(x[100:104], "cpu", non_blocking=not wait).tolist() == [1.0] * 4
                 emu.synchronize()
@@ -254,7 +254,7 @@ class TestSchedules:
             _with_queue(
                 """
             def read():
-                x = torch_uvm.zeros(n)
+                x = torch_uvm.memory.zeros(n)
                 x.copy_(ones, non_blocking=True)
                 y = torch_uvm.to(x, "cpu", non_blocking=True)
                 with torch.Stream("emu"):
@@ -296,10 +296,10 @@ class TestNeighbours:
     @pytest.fixture(autouse=True)
     def fresh_memory(self) -> None:
         gc.collect()
-        torch_uvm.empty_cache()
+        torch_uvm.memory.empty_cache()
 
     def made_on_the_host(self, size: int) -> torch.Tensor:
-        x = torch_uvm.zeros(size, dtype=torch.uint8, device="cpu")
+        x = torch_uvm.memory.zeros(size, dtype=torch.uint8, device="cpu")
         assert torch_uvm.emulated.residency(x).get(EMU, 0) == 0
         return x
 
@@ -334,6 +334,9 @@ def test_waiting_for_a_device_that_only_managed_tensors_used(spawn: Spawn) -> No
         torch.accelerator.synchronize()
         print(torch_uvm._C.emu_pending_operations())
         """
-    for make in ("torch_uvm.zeros(1 << 16)", "torch_uvm.to(torch.zeros(1 << 16), 'emu', managed=True)"):
+    for make in (
+        "torch_uvm.memory.zeros(1 << 16)",
+        "torch_uvm.to(torch.zeros(1 << 16), 'emu', managed=True)",
+    ):
         done = [spawn(code.replace("MAKE", make).replace("SEED", seed)).stdout for seed in ("1", "2")]
         assert done == ["0\n", "0\n"]

@@ -90,7 +90,7 @@ class TestExport:
     @pytest.mark.parametrize("strict", [True, False])
     @pytest.mark.parametrize("options", [{}, {"managed": True, "copy": True}], ids=["plain", "functional"])
     def test_equal_results(self, device: str, strict: bool, options: dict[str, Any]) -> None:
-        before = torch_uvm.memory_allocated()
+        before = torch_uvm.memory.memory_allocated()
         model = torch_uvm.to(self.Model(**options), "emu", managed=True)
         torch_uvm.to(model, device)
         x = managed(3, 4, device=device)
@@ -99,7 +99,7 @@ class TestExport:
         self.empty(model)
         del exported, x
         gc.collect()
-        assert torch_uvm.memory_allocated() == before
+        assert torch_uvm.memory.memory_allocated() == before
 
     @pytest.mark.parametrize("strict", [True, False])
     def test_a_move_is_refused(self, strict: bool) -> None:

@@ -23,7 +23,9 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.complex64, t
 
 def managed(*size: int, device: str = "emu", dtype: torch.dtype = torch.float32) -> torch.Tensor:
     count = torch.Size(size).numel()
-    return torch_uvm.empty(*size, device=device, dtype=dtype).copy_(torch.arange(count).reshape(size) % 2)
+    return torch_uvm.memory.empty(*size, device=device, dtype=dtype).copy_(
+        torch.arange(count).reshape(size) % 2
+    )
 
 
 @pytest.mark.parametrize(("source", "target"), [("emu:0", "cpu"), ("cpu", "emu:0")])
@@ -69,15 +71,15 @@ class TestMove:
         assert back.untyped_storage()._cdata == x.untyped_storage()._cdata
 
     def test_either_label_keeps_the_bytes(self, source: str, target: str) -> None:
-        used = torch_uvm.memory_allocated()
+        used = torch_uvm.memory.memory_allocated()
         x = managed(8, device=source)
         y = torch_uvm.to(x, target)
         del x
         gc.collect()
         assert y.cpu().tolist() == [0.0, 1.0] * 4
-        assert torch_uvm.memory_allocated() > used
+        assert torch_uvm.memory.memory_allocated() > used
         del y
-        assert torch_uvm.memory_allocated() == used
+        assert torch_uvm.memory.memory_allocated() == used
 
     @pytest.mark.parametrize("dtype", DTYPES, ids=str)
     def test_dtypes(self, source: str, target: str, dtype: torch.dtype) -> None:
@@ -107,14 +109,16 @@ class TestMove:
         assert torch.equal(x.cpu(), y.cpu())
 
     def test_conjugate_and_negative_bits(self, source: str, target: str) -> None:
-        x = torch_uvm.empty(3, device=source, dtype=torch.complex64).copy_(torch.tensor([1 + 2j, 3j, 4]))
+        x = torch_uvm.memory.empty(3, device=source, dtype=torch.complex64).copy_(
+            torch.tensor([1 + 2j, 3j, 4])
+        )
         y = torch_uvm.to(x.conj(), target)
         assert y.is_conj()
         assert y.cpu().tolist() == [1 - 2j, -3j, 4]
         assert torch_uvm.to(x.conj().imag, target).cpu().tolist() == [-2.0, -3.0, 0.0]
 
     def test_resize_of_shared_bytes_raises_and_changes_nothing(self, source: str, target: str) -> None:
-        x = torch_uvm.zeros(8, device=source)
+        x = torch_uvm.memory.zeros(8, device=source)
         y = torch_uvm.to(x, target)
         for label in (x, y):
             with pytest.raises(RuntimeError, match="resiz"):
@@ -123,7 +127,7 @@ class TestMove:
         assert y.data_ptr() == x.data_ptr()
 
     def test_bytes_of_one_label_can_be_resized_again(self, source: str, target: str) -> None:
-        x = torch_uvm.zeros(8, device="emu")
+        x = torch_uvm.memory.zeros(8, device="emu")
         y = torch_uvm.to(x, "cpu")
         del y
         assert x.resize_(1 << 16).shape == (1 << 16,)
@@ -271,7 +275,7 @@ class TestOtherKinds:
         moved."""
         sizes, strides = torch.tensor([[3], [2]]), torch.tensor([[1], [1]])
         parts = torch._nested_view_from_buffer(
-            torch_uvm.ones(5, device="cpu"), sizes, strides, torch.tensor([0, 3])
+            torch_uvm.memory.ones(5, device="cpu"), sizes, strides, torch.tensor([0, 3])
         )
         assert not torch_uvm.is_managed(parts)
         for hint in (torch_uvm.prefetch, torch_uvm.discard, torch_uvm.advise):
@@ -288,7 +292,7 @@ class TestSynchronisation:
     def test_to_the_cpu_waits_unless_asked_not_to(self, spawn: Spawn) -> None:
         """Twenty schedules of delayed copies: correct with the wait, wrong under some schedule without it."""
         trial = """
-            x = torch_uvm.zeros(1 << 18)
+            x = torch_uvm.memory.zeros(1 << 18)
             source = torch.ones(1 << 18).pin_memory()
             x.copy_(source, non_blocking=True)
             return int(torch_uvm.to(x, "cpu", non_blocking=NON_BLOCKING).sum().item()) != 1 << 18
@@ -315,7 +319,7 @@ class TestSynchronisation:
         spawn(
             """
             import torch, torch_uvm
-            x = torch_uvm.zeros(1 << 16, device="emu:0")
+            x = torch_uvm.memory.zeros(1 << 16, device="emu:0")
             y = torch_uvm.to(x, "emu:1")
             assert y.device.index == 1 and y.data_ptr() == x.data_ptr()
             x.add_(2)
@@ -340,17 +344,29 @@ class TestBadInput:
             (lambda: torch_uvm.to(torch.ones(2), "cpu", non_blocking=2), TypeError, "2"),
             (lambda: torch_uvm.to(torch.ones(2), "cpu", manage=True), TypeError, "manage"),
             (lambda: torch_uvm.to(torch.ones(2), "cpu", memory_format=3), TypeError, r"memory_format is 3 "),
-            (lambda: torch_uvm.to(torch_uvm.ones(2), 0, memory_format=None), TypeError, "format is None"),
+            (
+                lambda: torch_uvm.to(torch_uvm.memory.ones(2), 0, memory_format=None),
+                TypeError,
+                "format is None",
+            ),
             (lambda: torch_uvm.to(nn.Linear(2, 2), "cpu", torch.int8), TypeError, "dtype is torch.int8"),
             (lambda: torch.ones(2).to("cpu", managed=1), TypeError, "1"),
             (lambda: torch.ops.torch_uvm.move(torch.ones(2), EMU), ValueError, "not managed"),
-            (lambda: torch.ops.torch_uvm.move(torch_uvm.ones(2), torch.device("meta")), ValueError, "meta"),
-            (lambda: torch.ops.torch_uvm.move(torch_uvm.ones(2), torch.device("emu:5")), ValueError, "5"),
+            (
+                lambda: torch.ops.torch_uvm.move(torch_uvm.memory.ones(2), torch.device("meta")),
+                ValueError,
+                "meta",
+            ),
+            (
+                lambda: torch.ops.torch_uvm.move(torch_uvm.memory.ones(2), torch.device("emu:5")),
+                ValueError,
+                "5",
+            ),
         ],
     )
     def test_raises_by_name(self, call: Callable[[], object], error: type[Exception], message: str) -> None:
-        used = torch_uvm.memory_allocated()
+        used = torch_uvm.memory.memory_allocated()
         with pytest.raises(error, match=message):
             call()
         gc.collect()
-        assert torch_uvm.memory_allocated() == used
+        assert torch_uvm.memory.memory_allocated() == used

@@ -22,7 +22,9 @@ EMU = torch.device("emu:0")
 
 def managed(*size: int, device: str = "emu", dtype: torch.dtype = torch.float32) -> torch.Tensor:
     count = torch.Size(size).numel()
-    return torch_uvm.empty(*size, device=device, dtype=dtype).copy_(torch.arange(count).reshape(size) % 2)
+    return torch_uvm.memory.empty(*size, device=device, dtype=dtype).copy_(
+        torch.arange(count).reshape(size) % 2
+    )
 
 
 class TestAutograd:
@@ -36,7 +38,7 @@ class TestAutograd:
     @pytest.mark.parametrize("source", ["emu:0", "cpu"])
     def test_gradcheck_and_gradgradcheck(self, source: str) -> None:
         other = "cpu" if source == "emu:0" else "emu:0"
-        x = torch_uvm.empty(3, 2, device=source, dtype=torch.float64).copy_(torch.rand(3, 2))
+        x = torch_uvm.memory.empty(3, 2, device=source, dtype=torch.float64).copy_(torch.rand(3, 2))
         x.requires_grad_()
 
         def function(x: torch.Tensor) -> torch.Tensor:

@@ -24,7 +24,9 @@ EMU = torch.device("emu:0")
 
 
 def managed(*size: int, device: str = "emu") -> torch.Tensor:
-    return torch_uvm.empty(*size, device=device).copy_(torch.arange(torch.Size(size).numel()).reshape(size))
+    return torch_uvm.memory.empty(*size, device=device).copy_(
+        torch.arange(torch.Size(size).numel()).reshape(size)
+    )
 
 
 def labels(x: torch.Tensor) -> int:
@@ -68,9 +70,9 @@ class TestBytesReplaced:
     def test_by_a_resize_to_nothing_and_back(self) -> None:
         x = managed(4)
         torch_uvm.to(x, "cpu")  # freed immediately: the owner has one label
-        used = torch_uvm.memory_allocated()
+        used = torch_uvm.memory.memory_allocated()
         x.untyped_storage().resize_(0)
-        assert torch_uvm.memory_allocated() < used
+        assert torch_uvm.memory.memory_allocated() < used
         with torch_uvm.enabled():
             x.untyped_storage().resize_(16)
         x.fill_(3)
@@ -136,10 +138,10 @@ class TestResize:
         if one_label:
             del x
             y = managed(4, device="cpu")
-        before = (y.shape, y.stride(), y.data_ptr(), labels(y), torch_uvm.memory_allocated())
+        before = (y.shape, y.stride(), y.data_ptr(), labels(y), torch_uvm.memory.memory_allocated())
         with pytest.raises(RuntimeError, match="bytes of managed memory of which 16 are there"):
             grow(y)
-        assert (y.shape, y.stride(), y.data_ptr(), labels(y), torch_uvm.memory_allocated()) == before
+        assert (y.shape, y.stride(), y.data_ptr(), labels(y), torch_uvm.memory.memory_allocated()) == before
         assert y.tolist() == [0, 1, 2, 3]
 
     def test_to_as_many_bytes_or_fewer(self) -> None:
@@ -170,10 +172,10 @@ class TestResize:
 class TestShareMemory:
     def test_one_label_becomes_ordinary_shared_memory(self, strategy: str) -> None:
         x = managed(4, device="cpu")
-        used = torch_uvm.memory_allocated()
+        used = torch_uvm.memory.memory_allocated()
         assert x.share_memory_() is x
         assert x.is_shared() and not torch_uvm.is_managed(x) and x.tolist() == [0, 1, 2, 3]
-        assert torch_uvm.memory_allocated() < used
+        assert torch_uvm.memory.memory_allocated() < used
 
     @pytest.mark.parametrize(
         "share",
@@ -191,11 +193,11 @@ class TestShareMemory:
         self, share: Callable[[torch.Tensor], Any], strategy: str
     ) -> None:
         x, y = both()
-        used = torch_uvm.memory_allocated()
+        used = torch_uvm.memory.memory_allocated()
         with pytest.raises(RuntimeError, match=r"2 labels .* managed=False\)\.share_memory_\(\)"):
             share(y)
         assert labels(x) == 2 and y.data_ptr() == x.data_ptr() and not y.is_shared()
-        assert torch_uvm.memory_allocated() == used and x.tolist() == [0, 1, 2, 3]
+        assert torch_uvm.memory.memory_allocated() == used and x.tolist() == [0, 1, 2, 3]
         shared = y.to("cpu", managed=False).share_memory_()  # type: ignore[call-overload]
         assert shared.is_shared() and shared.tolist() == [0, 1, 2, 3], "the message's remedy fails"
 
@@ -209,7 +211,7 @@ class TestSending:
     def test_is_a_copy_and_leaves_the_sender_as_it_is(self, device: str, strategy: str) -> None:
         x, y = both()
         source = x if device == "emu" else y
-        used = torch_uvm.memory_allocated()
+        used = torch_uvm.memory.memory_allocated()
         arrived = sent(source)
         assert arrived.device == source.device and arrived.tolist() == [0, 1, 2, 3]
         assert not torch_uvm.is_managed(arrived)
@@ -217,7 +219,7 @@ class TestSending:
         arrived.zero_()
         assert x.tolist() == [0, 1, 2, 3]
         assert labels(x) == 2 and torch_uvm.is_managed(source) and y.data_ptr() == x.data_ptr()
-        assert torch_uvm.memory_allocated() == used
+        assert torch_uvm.memory.memory_allocated() == used
 
     @pytest.mark.parametrize("device", ["cpu", "emu"])
     def test_views_of_a_message_share_their_copy(self, device: str, strategy: str) -> None:
@@ -287,7 +289,7 @@ CHILD = """
     if __name__ == "__main__":
         context = mp.get_context(METHOD)
         inbox, outbox = context.Queue(), context.Queue()
-        x = torch_uvm.ones(4)
+        x = torch_uvm.memory.ones(4)
         y = torch_uvm.to(x, "cpu")
         # Nothing is sent to a forked child: it inherits the tensor.
         argument = y if METHOD != "fork" else None

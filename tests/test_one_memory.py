@@ -19,7 +19,7 @@ class TestMoves:
             spawn,
             profile,
             """
-x = torch_uvm.ones(MiB, device="emu")
+x = torch_uvm.memory.ones(MiB, device="emu")
 before = managed_bytes()
 y = torch_uvm.to(x, "cpu")
 y[0] = 7
@@ -63,7 +63,7 @@ texts = [str(each.message) for each in said if "one memory" in str(each.message)
 assert len(texts) == 1 and "set_limit" in texts[0], texts
 assert torch_uvm.get_budget() is None
 assert all(float(layer.grad.sum()) == 2 * MiB for layer in layers)
-stats = torch_uvm.residency_stats()
+stats = torch_uvm.stats()
 assert not any(stats[key]["count"] for key in ("fetched", "written_back", "used_in_place", "waited")), stats
 assert stats["host_bytes"] == 0 and moved() == {{}}
 with warnings.catch_warnings(record=True) as said:
@@ -119,14 +119,14 @@ class TestFreeMemory:
 free, total = torch_uvm.mem_get_info()
 assert free == total == 64 * MiB, (free, total)
 assert torch.accelerator.get_memory_info() == (free, total)
-x = torch_uvm.empty(8 * MiB, device="emu")  # 32 MiB
+x = torch_uvm.memory.empty(8 * MiB, device="emu")  # 32 MiB
 free, total = torch_uvm.mem_get_info()
 assert total == 64 * MiB and free == 32 * MiB, (free, total)
 with torch_uvm.disabled():
     plain = torch.empty(4 * MiB, device="emu")
 assert torch_uvm.mem_get_info()[0] <= 16 * MiB
 try:
-    torch_uvm.empty(8 * MiB, device="emu")
+    torch_uvm.memory.empty(8 * MiB, device="emu")
 except torch.OutOfMemoryError as error:
     assert "backed by the host" in str(error), error
 else:

@@ -21,7 +21,7 @@ EMU = {"TORCH_UVM_DEVICE": "emu"}
 
 
 def managed(mib: int) -> torch.Tensor:
-    return torch_uvm.empty(mib * MIB, dtype=torch.uint8, device="emu")
+    return torch_uvm.memory.empty(mib * MIB, dtype=torch.uint8, device="emu")
 
 
 def refusal(call: Callable[[], object]) -> str:
@@ -39,7 +39,7 @@ def smallest_budget(message: str) -> int:
 
 @pytest.fixture(autouse=True)
 def nothing_is_cached() -> Iterator[None]:
-    torch_uvm.empty_cache()
+    torch_uvm.memory.empty_cache()
     yield
     torch_uvm.set_host_limit(None)
 
@@ -94,7 +94,7 @@ class TestUnderABudget:
         _C.set_option("relocation_min", smallest)
         torch_uvm.set_budget("24MiB")
         torch_uvm.set_host_limit("1MiB")
-        small = [torch_uvm.empty(200 << 10, dtype=torch.uint8, device="emu") for _ in range(100)]
+        small = [torch_uvm.memory.empty(200 << 10, dtype=torch.uint8, device="emu") for _ in range(100)]
         try:
             message = refusal(lambda: managed(8))
         finally:
@@ -115,7 +115,7 @@ class TestUnderABudget:
 
         message = refusal(fill)
         assert "Nothing more can leave the device: pinned host memory is at its limit" in message
-        pinned = torch_uvm.residency_stats()["host_bytes"]
+        pinned = torch_uvm.stats()["host_bytes"]
         assert f"{_C.format_bytes(pinned)} of 64.00 MiB" in message and pinned > 0
         for remedy in ("torch_uvm.set_host_limit(...)", "run --host-limit", "TORCH_UVM_CONF=host_limit:"):
             assert remedy in message
@@ -130,15 +130,15 @@ class TestUnderABudget:
         torch_uvm.set_budget("24MiB")
         torch_uvm.set_host_limit("512MiB")
         kept = [managed(4) for _ in range(40)]
-        assert torch_uvm.residency_stats()["host_bytes"] >= 136 * MIB
+        assert torch_uvm.stats()["host_bytes"] >= 136 * MIB
         kept.clear()
         torch_uvm.set_host_limit("64MiB")
-        assert torch_uvm.residency_stats()["host_bytes"] == 0
+        assert torch_uvm.stats()["host_bytes"] == 0
         refusal(lambda: kept.extend(managed(4) for _ in range(40)))
-        assert torch_uvm.residency_stats()["host_bytes"] <= 64 * MIB
+        assert torch_uvm.stats()["host_bytes"] <= 64 * MIB
 
     def test_at_the_limit_it_names_the_remedy(self) -> None:
-        torch_uvm.set_limit(torch_uvm.memory_reserved() + 8 * MIB)
+        torch_uvm.set_limit(torch_uvm.memory.memory_reserved() + 8 * MIB)
         message = refusal(lambda: managed(64))
         for remedy in ("managed memory limit", "torch_uvm.set_limit(...)", "run --limit", "conf=limit:"):
             assert remedy.lower() in message.lower()
@@ -167,7 +167,7 @@ class TestWithoutManagedMemory:
         assert message.startswith("out of memory: ") and message.endswith(oom_hint.HINT)
         assert "python -m torch_uvm run SCRIPT" in message
         torch_uvm.enable(budget=None)
-        torch_uvm.set_limit(torch_uvm.memory_reserved() + MIB)
+        torch_uvm.set_limit(torch_uvm.memory.memory_reserved() + MIB)
         assert oom_hint.HINT not in refusal(lambda: managed(8))
 
     @pytest.mark.parametrize(

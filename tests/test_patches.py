@@ -172,11 +172,11 @@ assert not replaced(before, look())  # replaced only once
 @pytest.mark.parametrize(
     "first",
     [
-        "torch_uvm.empty(4)",
+        "torch_uvm.memory.empty(4)",
         "torch.ones(4).to('cpu', managed=True)",
         "torch_uvm.to(torch.ones(4), 'cpu', managed=True)",
         "torch_uvm.enabled().__enter__()",
-        "torch_uvm.use_allocator(torch_uvm.Allocator.process()).__enter__()",
+        "torch_uvm.allocators.use_allocator(torch_uvm.allocators.Allocator.process()).__enter__()",
     ],
 )
 def test_installed_with_the_first_managed_tensor(spawn: Spawn, first: str) -> None:
@@ -197,7 +197,7 @@ def test_options_in_the_environment_wait_for_the_first_managed_tensor(spawn: Spa
         + """
 expect("import", then=import_it)
 import torch_uvm
-expect("first managed tensor", "first budget", then=lambda: torch_uvm.empty(4))
+expect("first managed tensor", "first budget", then=lambda: torch_uvm.memory.empty(4))
 """,
         env={"TORCH_UVM_CONF": "budget:1GiB,optimizer:deferred"},
     )
@@ -365,7 +365,7 @@ class TestWhenImported:
 import torch._dynamo.output_graph as graphs
 del graphs.OutputGraph.call_user_compiler
 import torch, torch_uvm
-assert torch_uvm.ones(2).sum() == 2
+assert torch_uvm.memory.ones(2).sum() == 2
 """).stderr
         assert said.count("UserWarning: torch_uvm does not know torch._dynamo.output_graph") == 1
 

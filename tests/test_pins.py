@@ -17,9 +17,9 @@ MIB = 1024**2
 @pytest.fixture(autouse=True)
 def budget() -> None:
     """A hard budget of 24 MiB: room for one tensor of `large`, not for two."""
-    torch_uvm.empty_cache()
+    torch_uvm.memory.empty_cache()
     torch_uvm.enable(budget=24 * MIB)
-    torch_uvm.empty_cache()
+    torch_uvm.memory.empty_cache()
 
 
 def large(value: float) -> torch.Tensor:

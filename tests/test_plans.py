@@ -1,4 +1,4 @@
-"""torch_uvm.allocation_plan: serves by index from the second iteration on, and is correct for any
+"""torch_uvm.allocators.allocation_plan: serves by index from the second iteration on, and is correct for any
 iteration."""
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from _models import make_workspaces
 from torch import nn
 
 import torch_uvm
-from torch_uvm.plans import AllocationPlan
+from torch_uvm.allocators import AllocationPlan
 
 _names = (f"test {number}" for number in itertools.count())
 
 
 @pytest.fixture
 def plan() -> AllocationPlan:
-    return torch_uvm.allocation_plan(next(_names))
+    return torch_uvm.allocators.allocation_plan(next(_names))
 
 
 def iterate(plan: AllocationPlan, *sizes: int) -> list[int]:
@@ -119,14 +119,21 @@ class TestDifferences:
 class TestNames:
     def test_the_same_name_is_the_same_plan(self) -> None:
         name = next(_names)
-        assert torch_uvm.allocation_plan(name) is torch_uvm.allocation_plan(name, device="emu:0")
-        assert torch_uvm.allocation_plan(name) is not torch_uvm.allocation_plan(name, device="cpu")
-        assert repr(torch_uvm.allocation_plan(name)) == f"torch_uvm.allocation_plan({name!r})"
+        assert torch_uvm.allocators.allocation_plan(name) is torch_uvm.allocators.allocation_plan(
+            name, device="emu:0"
+        )
+        assert torch_uvm.allocators.allocation_plan(name) is not torch_uvm.allocators.allocation_plan(
+            name, device="cpu"
+        )
+        assert (
+            repr(torch_uvm.allocators.allocation_plan(name))
+            == f"torch_uvm.allocators.allocation_plan({name!r})"
+        )
 
     def test_invalid_arguments_are_refused(self, plan: AllocationPlan) -> None:
         for name in ("", 3, None):
             with pytest.raises(TypeError, match="accepted: a string"):
-                torch_uvm.allocation_plan(name)  # type: ignore[arg-type]
+                torch_uvm.allocators.allocation_plan(name)  # type: ignore[arg-type]
         with plan:
             with pytest.raises(ValueError, match="under way"), plan:
                 pass

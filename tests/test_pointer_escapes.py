@@ -136,7 +136,7 @@ class TestEscapes:
 
     def test_imported_tensors_are_not_pinned(self, budget: int) -> None:
         x = torch.full((MIB // 2,), 3.0, device="emu")
-        back = torch_uvm.from_dlpack(x)
+        back = torch_uvm.memory.from_dlpack(x)
         assert leaves(x)
         assert back.data_ptr() == x.data_ptr() and torch.equal(back, x)
 
@@ -200,10 +200,10 @@ class TestEscapes:
         """The storage on the device is freed, and its bytes live on under the CPU label."""
         x = torch.full((MIB // 2,), 3.0, device="emu")
         x += 1
-        before = torch_uvm.residency_stats()["records"]
+        before = torch_uvm.stats()["records"]
         on_cpu = torch_uvm.to(x, "cpu").detach()
         del x
-        assert torch_uvm.residency_stats()["records"] == before - 1
+        assert torch_uvm.stats()["records"] == before - 1
         torch.accelerator.synchronize()
         assert (on_cpu == 4.0).all()
         press()

@@ -109,7 +109,9 @@ class TestPrefetch:
         address = x.data_ptr()
         prefetch(x, EMU)
         del x
-        [segment] = [s for s in torch_uvm.memory_snapshot() if 0 <= address - s["address"] < s["total_size"]]
+        [segment] = [
+            s for s in torch_uvm.memory.memory_snapshot() if 0 <= address - s["address"] < s["total_size"]
+        ]
         [block] = [b for b in segment["blocks"] if 0 <= address - b["address"] < b["size"]]
         assert (block["state"], block["device"]) == ("inactive", 0)
 

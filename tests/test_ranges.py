@@ -49,7 +49,7 @@ VIEWS: dict[str, View] = {
 
 @pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
 def test_runs_are_the_bytes_that_sizes_and_strides_reach(view: View) -> None:
-    x = view(torch_uvm.zeros(10, 12))
+    x = view(torch_uvm.memory.zeros(10, 12))
     runs = _C.byte_runs(x)
     assert covered(runs, x.untyped_storage().data_ptr()) == reached(x)
     ends = [address + count for address, count in runs]
@@ -58,7 +58,7 @@ def test_runs_are_the_bytes_that_sizes_and_strides_reach(view: View) -> None:
 
 def test_runs_of_random_strides() -> None:
     chance = random.Random(7)
-    storage = torch_uvm.empty(4000, dtype=torch.uint8)
+    storage = torch_uvm.memory.empty(4000, dtype=torch.uint8)
     for _ in range(300):
         sizes = [chance.randint(1, 6) for _ in range(chance.randint(0, 4))]
         strides = [chance.choice([0, 1, 2, 3, 5, 8, 40, 41, 200]) for _ in sizes]
@@ -68,7 +68,7 @@ def test_runs_of_random_strides() -> None:
 
 def test_covered_gaps_are_smaller_than_asked_for() -> None:
     chance = random.Random(8)
-    storage = torch_uvm.empty(4000, dtype=torch.uint8)
+    storage = torch_uvm.memory.empty(4000, dtype=torch.uint8)
     for _ in range(300):
         sizes = [chance.randint(1, 6) for _ in range(chance.randint(1, 3))]
         strides = [chance.choice([1, 3, 8, 40, 41, 200]) for _ in sizes]
@@ -80,7 +80,7 @@ def test_covered_gaps_are_smaller_than_asked_for() -> None:
 
 
 def test_runs_end_with_a_storage_made_smaller() -> None:
-    x = torch_uvm.empty(1000, dtype=torch.uint8)
+    x = torch_uvm.memory.empty(1000, dtype=torch.uint8)
     view = x[100:900]
     x.untyped_storage().resize_(0)
     assert _C.byte_runs(view) == []
@@ -88,7 +88,7 @@ def test_runs_end_with_a_storage_made_smaller() -> None:
 
 
 def test_runs_are_bounded_and_never_beyond_the_elements() -> None:
-    x = torch_uvm.empty(4 * MOST_RUNS, dtype=torch.uint8)[::2]
+    x = torch_uvm.memory.empty(4 * MOST_RUNS, dtype=torch.uint8)[::2]
     runs = _C.byte_runs(x)
     assert len(runs) == MOST_RUNS
     assert all(count == 1 and (address - x.data_ptr()) % 2 == 0 for address, count in runs)
@@ -96,7 +96,7 @@ def test_runs_are_bounded_and_never_beyond_the_elements() -> None:
 
 
 def test_padding_belongs_to_ranges_that_reach_the_end_of_the_storage() -> None:
-    x = torch_uvm.empty(11 * 2**20 + 7, dtype=torch.uint8)  # its block is 12 MiB
+    x = torch_uvm.memory.empty(11 * 2**20 + 7, dtype=torch.uint8)  # its block is 12 MiB
     address, size, _ = _C.block_of(x) or (0, 0, 0)
     assert size > x.nbytes
     assert _C.page_ranges([x], PAGE) == [(address, size)]
@@ -104,7 +104,7 @@ def test_padding_belongs_to_ranges_that_reach_the_end_of_the_storage() -> None:
 
 
 def test_pages_are_rounded_inwards() -> None:
-    x = torch_uvm.empty(40 * PAGE, dtype=torch.uint8)
+    x = torch_uvm.memory.empty(40 * PAGE, dtype=torch.uint8)
     base = x.data_ptr()
     assert base % PAGE == 0
     assert _C.page_ranges([x[1 : 3 * PAGE]], PAGE) == [(base + PAGE, 2 * PAGE)]
@@ -113,7 +113,7 @@ def test_pages_are_rounded_inwards() -> None:
 
 
 def test_ranges_that_touch_or_overlap_are_one() -> None:
-    x = torch_uvm.empty(40 * PAGE, dtype=torch.uint8)
+    x = torch_uvm.memory.empty(40 * PAGE, dtype=torch.uint8)
     base, half = x.data_ptr(), PAGE // 2
     assert _C.page_ranges([x[half : 3 * PAGE + half], x[3 * PAGE + half : 5 * PAGE]], PAGE) == [
         (base + PAGE, 4 * PAGE)
@@ -123,7 +123,7 @@ def test_ranges_that_touch_or_overlap_are_one() -> None:
 
 
 def test_only_covered_gaps_differ_between_exact_and_wide_pages() -> None:
-    x = torch_uvm.empty(40, PAGE, dtype=torch.uint8)
+    x = torch_uvm.memory.empty(40, PAGE, dtype=torch.uint8)
     columns = x[:, : PAGE - 512]
     assert _C.page_ranges([columns], PAGE) == []  # for a discard
     assert _C.page_ranges([columns], PAGE, gap=PAGE) == [(x.data_ptr(), 39 * PAGE)]  # for a prefetch
@@ -132,7 +132,7 @@ def test_only_covered_gaps_differ_between_exact_and_wide_pages() -> None:
 
 
 def test_labels_of_the_same_bytes_count_once() -> None:
-    x = torch_uvm.empty(40 * PAGE, dtype=torch.uint8)
+    x = torch_uvm.memory.empty(40 * PAGE, dtype=torch.uint8)
     assert _C.page_ranges([x, torch_uvm.to(x, "cpu")], PAGE) == _C.page_ranges([x], PAGE)
 
 
@@ -140,8 +140,10 @@ def test_segments_are_never_joined() -> None:
     large: list[torch.Tensor] = []
     holding: set[tuple[int, int]] = set()
     while len(holding) < 2:  # what earlier tests freed may have room for many in one segment
-        large.append(torch_uvm.empty(10 * 2**20, dtype=torch.uint8))
-        segments = [(s["address"], s["address"] + s["total_size"]) for s in torch_uvm.memory_snapshot()]
+        large.append(torch_uvm.memory.empty(10 * 2**20, dtype=torch.uint8))
+        segments = [
+            (s["address"], s["address"] + s["total_size"]) for s in torch_uvm.memory.memory_snapshot()
+        ]
         holding = {(begin, end) for begin, end in segments for x in large if begin <= x.data_ptr() < end}
     ranges = _C.page_ranges(large, PAGE)
     assert sum(bytes for _, bytes in ranges) == sum(x.nbytes for x in large)

@@ -26,7 +26,7 @@ class TestRecording:
 
         path = tmp_path / "accesses.jsonl"
         x = torch.full((MIB // 2,), 3.0, device="emu")
-        with torch_uvm.record_accesses(path) as recording:
+        with torch_uvm.tools.record_accesses(path) as recording:
             assert str(path) in repr(recording)
             press()
             x.sum()
@@ -53,7 +53,7 @@ class TestRecording:
 
         for _ in range(4):
             loop()
-        with torch_uvm.record_accesses(tmp_path / "trace"):
+        with torch_uvm.tools.record_accesses(tmp_path / "trace"):
             for _ in range(6):
                 loop()
         trace = traces.read_trace(tmp_path / "trace")
@@ -65,7 +65,7 @@ class TestRecording:
         from torch_uvm import traces
 
         others = [torch.ones(MIB // 2, device="emu") for _ in range(12)]
-        with torch_uvm.record_accesses(tmp_path / "trace"):
+        with torch_uvm.tools.record_accesses(tmp_path / "trace"):
             for _ in range(12):
                 for other in others:
                     other.add_(1)
@@ -79,7 +79,7 @@ class TestRecording:
             library.define("doubled_sum(Tensor x) -> Tensor")
             library.impl("doubled_sum", lambda x: x.mul(2).sum(), "CompositeExplicitAutograd")
             x = torch.full((MIB,), 3.0, device="emu")
-            with torch_uvm.record_accesses(tmp_path / "trace"):
+            with torch_uvm.tools.record_accesses(tmp_path / "trace"):
                 assert torch.ops.uvm_test_recording.doubled_sum(x).item() == 6 * MIB
         lines = [json.loads(line) for line in (tmp_path / "trace").read_text().splitlines()]
         (begin,) = (at for at, line in enumerate(lines) if "doubled_sum" in line.get("operator", ""))
@@ -87,14 +87,14 @@ class TestRecording:
         assert workspaces and 4 * MIB <= workspaces[0] < 5 * MIB
 
     def test_one_at_a_time(self, budget: int, tmp_path: Path) -> None:
-        with torch_uvm.record_accesses(str(tmp_path / "a")):
+        with torch_uvm.tools.record_accesses(str(tmp_path / "a")):
             with pytest.raises(RuntimeError, match="is active"):
-                torch_uvm.record_accesses(tmp_path / "b")
+                torch_uvm.tools.record_accesses(tmp_path / "b")
         assert not (tmp_path / "b").exists()
-        torch_uvm.record_accesses(tmp_path / "b").stop()
+        torch_uvm.tools.record_accesses(tmp_path / "b").stop()
 
     def test_bad_paths(self, tmp_path: Path) -> None:
-        record: Any = torch_uvm.record_accesses
+        record: Any = torch_uvm.tools.record_accesses
         with pytest.raises(TypeError, match=r"path is 3 \(int\)"):
             record(3)
         with pytest.raises(IsADirectoryError, match="is a folder"):
@@ -108,7 +108,7 @@ class TestRecording:
             """
             import os, torch, torch_uvm
             torch_uvm.enable(budget="8MiB")
-            torch_uvm.record_accesses("at_exit.jsonl")
+            torch_uvm.tools.record_accesses("at_exit.jsonl")
             os.chdir("/")
             x = [torch.ones(1 << 18, device="emu") + 1 for _ in range(4)]
             """,

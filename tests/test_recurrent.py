@@ -183,7 +183,7 @@ def test_training_under_a_budget_that_does_not_hold_the_layer(kind: str) -> None
             losses.append(loss.detach())
         results.append([*losses, *(p.detach() for p in layer.parameters())])
     assert_equal(*results)
-    assert torch_uvm.residency_stats()["written_back"]["bytes"] > 0
+    assert torch_uvm.stats()["written_back"]["bytes"] > 0
 
 
 class TestSavedByARecurrentLayer:

@@ -68,7 +68,7 @@ class TestFigures:
 
     @pytest.mark.parametrize("allocator", ALL)
     def test_nothing_is_left_behind(self, small: Path, allocator: str) -> None:
-        torch_uvm.empty_cache()
+        torch_uvm.memory.empty_cache()
         before = _C.managed_bytes()
         log = read_log(small)
         done = replays.replay(log, allocator, allocation_iterations.find(log), repeat=3)

@@ -53,7 +53,7 @@ class TestStatistics:
         x = torch.full((MIB // 2,), 3.0, device="emu")
         press()
         x.sum()
-        stats = torch_uvm.residency_stats()
+        stats = torch_uvm.stats()
         for what in ("fetched", "written_back", "dropped_clean", "used_in_place", "waited"):
             assert stats[what].keys() == {"count", "bytes", "ms"}, what
         device = torch.device("emu", 0)
@@ -64,29 +64,29 @@ class TestStatistics:
 
     def test_reset(self, budget: int) -> None:
         press()
-        torch_uvm.reset_residency_stats()
-        stats = torch_uvm.residency_stats()
+        torch_uvm.memory.reset_residency_stats()
+        stats = torch_uvm.stats()
         assert stats["written_back"] == {"count": 0, "bytes": 0, "ms": 0.0}
         assert stats["plan_hits"] == stats["plan_misses"] == 0
 
     def test_peaks_are_reset_with_those_of_all_memory(self, budget: int) -> None:
         device = torch.device("emu", 0)
         press()
-        torch_uvm.empty_cache()
-        before = torch_uvm.residency_stats()
+        torch_uvm.memory.empty_cache()
+        before = torch_uvm.stats()
         assert before["peak_device_bytes"][device] > before["device_bytes"][device]
-        torch_uvm.reset_residency_stats()
-        assert torch_uvm.residency_stats()["peak_device_bytes"] == before["peak_device_bytes"]
-        torch_uvm.reset_peak_memory_stats()
-        assert torch_uvm.residency_stats()["peak_device_bytes"] == before["device_bytes"]
+        torch_uvm.memory.reset_residency_stats()
+        assert torch_uvm.stats()["peak_device_bytes"] == before["peak_device_bytes"]
+        torch_uvm.memory.reset_peak_memory_stats()
+        assert torch_uvm.stats()["peak_device_bytes"] == before["device_bytes"]
 
     def test_without_a_budget_ever(self, spawn: Spawn) -> None:
         spawn(
             """
             import torch_uvm
-            stats = torch_uvm.residency_stats()
-            torch_uvm.ones(4, device="emu:0")
-            torch_uvm.reset_residency_stats()
+            stats = torch_uvm.stats()
+            torch_uvm.memory.ones(4, device="emu:0")
+            torch_uvm.memory.reset_residency_stats()
             assert stats["fetched"] == {"count": 0, "bytes": 0, "ms": 0.0} and stats["host_bytes"] == 0
             assert not any(stats["device_bytes"].values())
             """,

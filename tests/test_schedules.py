@@ -281,24 +281,24 @@ class TestBesideTheEngine:
             batch, label = torch.randn(64, 512).to("emu"), torch.zeros(64, dtype=torch.long, device="emu")
             moved = []
             for _ in range(steps):
-                before = torch_uvm.residency_stats()
+                before = torch_uvm.stats()
                 F.cross_entropy(model(batch), label).backward()
                 optimizer.step()
                 optimizer.zero_grad()
-                after = torch_uvm.residency_stats()
+                after = torch_uvm.stats()
                 names = ("fetched", "written_back", "used_in_place")
                 fetched, written, in_place = (after[name]["bytes"] - before[name]["bytes"] for name in names)
                 moved.append((fetched + written, in_place))
             return moved
 
         gc.collect()
-        torch_uvm.empty_cache()
-        torch_uvm.reset_peak_memory_stats()
+        torch_uvm.memory.empty_cache()
+        torch_uvm.memory.reset_peak_memory_stats()
         # Roomy: operators are watched, and nothing moves.
         torch_uvm.enable(budget="256MiB", optimizer="in_place")
-        with torch_uvm.record_accesses(tmp_path / "run.trace"):
+        with torch_uvm.tools.record_accesses(tmp_path / "run.trace"):
             assert sum(sum(each) for each in train(6)) == 0
-        budget = int(share * torch_uvm.max_memory_allocated(torch.device("emu")))
+        budget = int(share * torch_uvm.memory.max_memory_allocated(torch.device("emu")))
         made = schedules.schedule_of(traces.read_trace(tmp_path / "run.trace"), budget, step_ms=10)
         assert schedules.check_schedule(made) == []
         gc.collect()

@@ -177,7 +177,7 @@ class TestPickleAndCopy:
 
 
 def _both_labels() -> tuple[torch.Tensor, torch.Tensor]:
-    x = torch_uvm.empty(2, 3, device="emu").copy_(torch.arange(6.0).view(2, 3))
+    x = torch_uvm.memory.empty(2, 3, device="emu").copy_(torch.arange(6.0).view(2, 3))
     return x, torch_uvm.to(x, "cpu")
 
 

@@ -135,9 +135,9 @@ class TestSparseGradients:
         MiB."""
         expected = train_rows("cpu", OPTIMIZERS[optimizer], nn.Embedding, 2048, 512)
         torch_uvm.enable(budget=2 * MIB)
-        before = torch_uvm.residency_stats()["written_back"]["count"]
+        before = torch_uvm.stats()["written_back"]["count"]
         assert torch.equal(train_rows("emu", OPTIMIZERS[optimizer], nn.Embedding, 2048, 512), expected)
-        assert torch_uvm.residency_stats()["written_back"]["count"] > before
+        assert torch_uvm.stats()["written_back"]["count"] > before
 
     def test_parts_come_back_to_the_device(self) -> None:
         """Indices and values are evicted. An operator on the sparse tensor fetches them."""
@@ -227,4 +227,4 @@ class TestNested:
             for _ in range(2):
                 assert same_bits(expected, model(x.to("emu"), src_key_padding_mask=padding.to("emu")))
         if width > 16:
-            assert torch_uvm.residency_stats()["written_back"]["count"] > 0
+            assert torch_uvm.stats()["written_back"]["count"] > 0

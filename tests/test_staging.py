@@ -26,17 +26,17 @@ def as_it_was() -> Iterator[None]:
     gc.collect()
     _C.set_option("staging", "auto")
     _C.request_budget(None, None)
-    torch_uvm.empty_cache()
+    torch_uvm.memory.empty_cache()
 
 
 def train(budget: int | None) -> tuple[list[torch.Tensor], int]:
     """Losses and parameters, and the number of transfers across the link."""
     gc.collect()
-    torch_uvm.empty_cache()
-    torch_uvm.reset_peak_memory_stats()
+    torch_uvm.memory.empty_cache()
+    torch_uvm.memory.reset_peak_memory_stats()
     torch_uvm.enable(budget=budget)
-    torch_uvm.reset_residency_stats()
-    failures = torch_uvm.residency_stats()["failures"]  # from earlier tests
+    torch_uvm.memory.reset_residency_stats()
+    failures = torch_uvm.stats()["failures"]  # from earlier tests
     torch.manual_seed(0)
     model = Gpt(True, width=384).to("emu")
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -49,7 +49,7 @@ def train(budget: int | None) -> tuple[list[torch.Tensor], int]:
         optimizer.zero_grad()
         results.append(loss.detach().cpu())
     results += [each.detach().cpu() for each in model.parameters()]
-    figures = torch_uvm.residency_stats()
+    figures = torch_uvm.stats()
     assert figures["failures"] == failures and _C.check_residency() is None
     if budget is not None:
         assert figures["over_budget"] or figures["peak_device_bytes"][DEVICE] <= budget
@@ -59,7 +59,7 @@ def train(budget: int | None) -> tuple[list[torch.Tensor], int]:
 @pytest.mark.parametrize("slot", ["64KiB", "192KiB", "4MiB"])
 def test_training_is_equal_to_the_last_bit(slot: str) -> None:
     expected, _ = train(None)
-    used = torch_uvm.max_memory_allocated(DEVICE)
+    used = torch_uvm.memory.max_memory_allocated(DEVICE)
     _C.set_option("staging", slot)
     results, copies = train(max(used // 2, 16 * MIB))
     assert copies > 20
@@ -76,11 +76,11 @@ def test_slots_count_against_the_budget_and_end_with_it(slot: str, in_all: int) 
     for _ in range(8):  # until fetches are scheduled ahead
         for each in kept:
             each.add_(1)
-    figures = torch_uvm.residency_stats()
-    assert figures["device_bytes"][DEVICE] - torch_uvm.memory_reserved(DEVICE) == in_all
+    figures = torch_uvm.stats()
+    assert figures["device_bytes"][DEVICE] - torch_uvm.memory.memory_reserved(DEVICE) == in_all
     assert figures["device_bytes"][DEVICE] <= 16 * MIB
     torch_uvm.set_budget(None)
-    assert torch_uvm.residency_stats()["device_bytes"][DEVICE] == torch_uvm.memory_reserved(DEVICE)
+    assert torch_uvm.stats()["device_bytes"][DEVICE] == torch_uvm.memory.memory_reserved(DEVICE)
     for number, each in enumerate(kept):
         assert (each == number + 8).all().item()
 
@@ -101,9 +101,9 @@ def test_under_delayed_schedules(seed: int, spawn: Spawn) -> None:
                 sums[i].add_(sums[(i + 5) % 12])
         for i in range(12):
             assert torch.equal(kept[i].cpu(), sums[i]), i
-        figures = torch_uvm.residency_stats()
+        figures = torch_uvm.stats()
         assert figures["written_back"]["count"] > 20 and figures["failures"] == 0
-        assert figures["device_bytes"][torch.device("emu", 0)] > torch_uvm.memory_reserved("emu:0")
+        assert figures["device_bytes"][torch.device("emu", 0)] > torch_uvm.memory.memory_reserved("emu:0")
         assert _C.check_residency() is None
         """,
         env={

@@ -157,10 +157,10 @@ class TestScopes:
 
     def test_closed_by_another_thread_it_is_removed_by_its_own(self) -> None:
         """One thread starts a generator, and another closes it. Memory that its scope kept alive is freed."""
-        before = torch_uvm.memory_allocated()
+        before = torch_uvm.memory.memory_allocated()
 
         def inside() -> Generator[None]:
-            with torch_uvm.use_allocator(torch_uvm.arena("1MiB")):
+            with torch_uvm.allocators.use_allocator(torch_uvm.allocators.arena("1MiB")):
                 _new()
                 yield
 
@@ -171,7 +171,7 @@ class TestScopes:
             assert not torch_uvm.is_enabled()
             del steps
         with torch_uvm.disabled():  # also removes the last one
-            assert torch_uvm.memory_allocated() == before
+            assert torch_uvm.memory.memory_allocated() == before
 
     def test_one_object_can_be_entered_several_times(self) -> None:
         """Entered again while it is open, by this and another thread. Each exit closes its own scope."""
@@ -258,7 +258,7 @@ class TestFactories:
     @pytest.mark.parametrize("device", ["cpu", None, DEVICE, f"{DEVICE}:0", 0, torch.device(DEVICE, 0)])
     def test_devices(self, device: Any) -> None:
         with torch_uvm.disabled():
-            made = torch_uvm.ones(3, device=device)
+            made = torch_uvm.memory.ones(3, device=device)
         assert torch_uvm.is_managed(made)
         assert made.device == (torch.device("cpu") if device == "cpu" else torch.device(DEVICE, 0))
         assert made.tolist() == [1.0, 1.0, 1.0]
@@ -267,26 +267,26 @@ class TestFactories:
     def test_shapes_and_values(self, shape: tuple[int, ...]) -> None:
         for device in ("cpu", DEVICE):
             for ours, theirs in (
-                (torch_uvm.zeros(shape, device=device), torch.zeros(shape)),
-                (torch_uvm.ones(size=shape, device=device), torch.ones(shape)),
-                (torch_uvm.full(shape, 2.5, device=device), torch.full(shape, 2.5)),
+                (torch_uvm.memory.zeros(shape, device=device), torch.zeros(shape)),
+                (torch_uvm.memory.ones(size=shape, device=device), torch.ones(shape)),
+                (torch_uvm.memory.full(shape, 2.5, device=device), torch.full(shape, 2.5)),
             ):
                 assert torch.equal(ours.cpu(), theirs)
                 assert ours.stride() == theirs.stride()
         if shape:
-            assert torch_uvm.empty(*shape).shape == torch_uvm.empty(list(shape)).shape == shape
+            assert torch_uvm.memory.empty(*shape).shape == torch_uvm.memory.empty(list(shape)).shape == shape
 
     @pytest.mark.parametrize("value", [True, 7, 2.5, 1 + 2j])
     def test_full_chooses_the_dtype_as_torch_does(self, value: Any) -> None:
-        made = torch_uvm.full((2,), value, device="cpu")
+        made = torch_uvm.memory.full((2,), value, device="cpu")
         assert made.dtype == torch.full((2,), value).dtype
         assert made.tolist() == [value, value]
-        assert torch_uvm.full((2,), value, dtype=torch.complex128).dtype == torch.complex128
+        assert torch_uvm.memory.full((2,), value, dtype=torch.complex128).dtype == torch.complex128
 
     def test_options(self) -> None:
-        made = torch_uvm.zeros(2, dtype=torch.float64, requires_grad=True)
+        made = torch_uvm.memory.zeros(2, dtype=torch.float64, requires_grad=True)
         assert made.dtype == torch.float64 and made.requires_grad and made.is_leaf
-        image = torch_uvm.empty(2, 3, 4, 5, memory_format=torch.channels_last)
+        image = torch_uvm.memory.empty(2, 3, 4, 5, memory_format=torch.channels_last)
         assert image.is_contiguous(memory_format=torch.channels_last)
 
     @pytest.mark.parametrize(
@@ -303,15 +303,15 @@ class TestFactories:
     def test_empty_like_keeps_the_same_properties_as_torch(self, like: torch.Tensor) -> None:
         expected = torch.empty_like(like)
         for source in (like, like.to(DEVICE)):
-            made = torch_uvm.empty_like(source)
+            made = torch_uvm.memory.empty_like(source)
             assert torch_uvm.is_managed(made)
             assert (made.shape, made.dtype, made.device) == (like.shape, like.dtype, source.device)
-        assert torch_uvm.empty_like(like).stride() == expected.stride()
-        other = torch_uvm.empty_like(like, dtype=torch.int8, device=DEVICE)
+        assert torch_uvm.memory.empty_like(like).stride() == expected.stride()
+        other = torch_uvm.memory.empty_like(like, dtype=torch.int8, device=DEVICE)
         assert (other.dtype, other.device.type) == (torch.int8, DEVICE)
 
     def test_cpu_tensors_are_ordinary_to_all_code(self) -> None:
-        made = torch_uvm.full((4,), 3.0, device="cpu")
+        made = torch_uvm.memory.full((4,), 3.0, device="cpu")
         made.numpy()[1] = 5.0
         assert made.tolist() == [3.0, 5.0, 3.0, 3.0]
         assert not torch_uvm.is_managed(made + 1)

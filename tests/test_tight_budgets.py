@@ -36,7 +36,7 @@ def train(device):
     optimizer = torch.optim.SGD(layers.parameters(), lr=0.01)
     over = []
     for _ in range(6):
-        before = torch_uvm.residency_stats()["over_budget"]
+        before = torch_uvm.stats()["over_budget"]
         optimizer.zero_grad()
         h = x
         for layer in layers:
@@ -44,7 +44,7 @@ def train(device):
         loss = h.square().mean()
         loss.backward()
         optimizer.step()
-        over.append(torch_uvm.residency_stats()["over_budget"] - before)
+        over.append(torch_uvm.stats()["over_budget"] - before)
     return loss.item(), over
 
 expected, _ = train("cpu")
@@ -96,8 +96,8 @@ class TestGraphNetwork:
                 optimizer.step()
                 optimizer.zero_grad()
                 if step == 1:
-                    torch_uvm.reset_residency_stats()
-            assert torch_uvm.residency_stats()["over_budget"] == 0
+                    torch_uvm.memory.reset_residency_stats()
+            assert torch_uvm.stats()["over_budget"] == 0
             """,
             env=EMU,
         )
@@ -129,7 +129,7 @@ def test_host_memory_of_outdated_copies_is_used_again(spawn: Spawn) -> None:
             kept[number].add_(1)
             times[number] += 1
         assert all((x == i + times[i]).all().item() for i, x in enumerate(kept))
-        assert torch_uvm.residency_stats()["host_bytes"] <= 128 * MIB, torch_uvm.residency_stats()
+        assert torch_uvm.stats()["host_bytes"] <= 128 * MIB, torch_uvm.stats()
         """,
         env=EMU,
     )

@@ -34,9 +34,9 @@ def test_launches_are_planned_and_their_writes_are_kept() -> None:
 
     for _ in range(6):
         iterate()
-    before = torch_uvm.residency_stats()
+    before = torch_uvm.stats()
     iterate()
-    after = torch_uvm.residency_stats()
+    after = torch_uvm.stats()
     assert after["plan_hits"] - before["plan_hits"] == ALL
     assert after["plan_misses"] == before["plan_misses"]
     assert after["fetched"]["bytes"] > before["fetched"]["bytes"]
@@ -54,7 +54,7 @@ def test_named_arguments_and_views() -> None:
     for i, each in enumerate(kept):
         assert each[:16].tolist() == [i] * 16
         assert each[16].item() == 3 * i  # twice the first element more
-    assert torch_uvm.residency_stats()["failures"] == 0
+    assert torch_uvm.stats()["failures"] == 0
 
 
 def test_a_launch_that_raises_unpins() -> None:
@@ -66,4 +66,4 @@ def test_a_launch_that_raises_unpins() -> None:
     for each in kept:
         each.add_(1)
     assert [each[0].item() for each in kept] == [i + 1 for i in range(ALL)]
-    assert torch_uvm.residency_stats()["over_budget"] == 0
+    assert torch_uvm.stats()["over_budget"] == 0

@@ -21,7 +21,7 @@ ALL = 12  # tensors, of which eight fit
 @pytest.fixture(autouse=True)
 def small_budget() -> Iterator[None]:
     torch_uvm.enable(budget=BUDGET)
-    torch_uvm.reset_residency_stats()
+    torch_uvm.memory.reset_residency_stats()
     yield
 
 
@@ -36,7 +36,7 @@ def floats(x: torch.Tensor) -> ctypes.Array[ctypes.c_float]:
 
 
 def moved(kind: str) -> int:
-    return int(torch_uvm.residency_stats()[kind]["bytes"])
+    return int(torch_uvm.stats()[kind]["bytes"])
 
 
 def test_writes_and_reads_at_addresses_survive_evictions() -> None:
@@ -50,7 +50,7 @@ def test_writes_and_reads_at_addresses_survive_evictions() -> None:
         assert each[:6].tolist() == [(i - 1) % ALL + step for step in range(6)]
         assert each[N - 1].item() == i
     assert moved("fetched") > 0
-    assert torch_uvm.residency_stats()["over_budget"] == 0
+    assert torch_uvm.stats()["over_budget"] == 0
 
 
 def test_addresses_hold_until_the_scope_ends() -> None:
@@ -123,9 +123,9 @@ def test_it_is_planned_like_an_operator() -> None:
 
     for _ in range(6):
         iterate()
-    before = torch_uvm.residency_stats()
+    before = torch_uvm.stats()
     iterate()
-    after = torch_uvm.residency_stats()
+    after = torch_uvm.stats()
     assert after["plan_hits"] - before["plan_hits"] == ALL
     assert after["plan_misses"] == before["plan_misses"]
     assert [each[0].item() for each in kept] == [i + 7 for i in range(ALL)]
@@ -139,7 +139,7 @@ def test_an_exception_ends_the_scope() -> None:
     for each in kept:
         each.add_(1)
     assert [each[0].item() for each in kept] == [i + 1 for i in range(ALL)]
-    assert torch_uvm.residency_stats()["over_budget"] == 0
+    assert torch_uvm.stats()["over_budget"] == 0
 
 
 def test_two_threads() -> None:

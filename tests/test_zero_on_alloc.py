@@ -26,7 +26,7 @@ def zeroed() -> Iterator[None]:
 
 def _used(size: int, device: str) -> int:
     """Leaves a free block full of 7s. Returns its address."""
-    x = torch_uvm.empty(size, dtype=torch.uint8, device=device).fill_(7)
+    x = torch_uvm.memory.empty(size, dtype=torch.uint8, device=device).fill_(7)
     return x.data_ptr()
 
 
@@ -35,7 +35,7 @@ class TestBlocks:
     @pytest.mark.parametrize("device", ["emu", "cpu"])
     def test_a_block_used_before_holds_no_old_bytes(self, size: int, device: str, zeroed: None) -> None:
         addresses = {_used(size, device) for _ in range(3)}
-        x = torch_uvm.empty(size, dtype=torch.uint8, device=device)
+        x = torch_uvm.memory.empty(size, dtype=torch.uint8, device=device)
         assert x.data_ptr() in addresses  # otherwise nothing is tested
         assert x.count_nonzero().item() == 0
 
@@ -43,15 +43,15 @@ class TestBlocks:
     def test_while_off_a_reused_block_is_not_written(self, size: int) -> None:
         address = _used(size, "emu")
         calls = emulated.counters()["zero_calls"]
-        x = torch_uvm.empty(size, dtype=torch.uint8, device="emu")
+        x = torch_uvm.memory.empty(size, dtype=torch.uint8, device="emu")
         assert x.data_ptr() == address
         assert x.eq(7).all().item()
         assert emulated.counters()["zero_calls"] == calls
 
     def test_one_call_an_allocation(self, zeroed: None) -> None:
         calls = emulated.counters()["zero_calls"]
-        kept = [torch_uvm.empty(1000, device="emu") for _ in range(5)]
-        torch_uvm.empty(0, device="emu")
+        kept = [torch_uvm.memory.empty(1000, device="emu") for _ in range(5)]
+        torch_uvm.memory.empty(0, device="emu")
         assert emulated.counters()["zero_calls"] == calls + len(kept)
 
     def test_results_of_operators(self, zeroed: None) -> None:
@@ -62,8 +62,8 @@ class TestBlocks:
             assert torch.equal((x + 1).cpu(), torch.ones(1 << 20))
 
     def test_bytes_added_by_resize(self, zeroed: None) -> None:
-        x = torch_uvm.ones(10, device="emu")
-        big = torch_uvm.full((1 << 16,), 7.0, device="emu")
+        x = torch_uvm.memory.ones(10, device="emu")
+        big = torch_uvm.memory.full((1 << 16,), 7.0, device="emu")
         del big
         with torch_uvm.enabled():
             x.resize_(1 << 16)
@@ -79,7 +79,7 @@ class TestBlocks:
         side = torch.Stream(device="emu")
         with side:
             _used(1 << 20, "emu")
-        x = torch_uvm.empty(1 << 20, dtype=torch.uint8, device="emu")
+        x = torch_uvm.memory.empty(1 << 20, dtype=torch.uint8, device="emu")
         assert x.count_nonzero().item() == 0
 
     def test_under_a_budget(self, zeroed: None) -> None:
@@ -95,11 +95,11 @@ class TestBlocks:
 
 
 def _plan() -> AbstractContextManager[object]:
-    return torch_uvm.allocation_plan("zeroed")
+    return torch_uvm.allocators.allocation_plan("zeroed")
 
 
 ALLOCATORS: dict[str, Callable[[], AbstractContextManager[object]]] = {
-    "arena": lambda: torch_uvm.arena("8MiB"),
+    "arena": lambda: torch_uvm.allocators.arena("8MiB"),
     "plan": _plan,
     "nothing": nullcontext,
 }
@@ -121,9 +121,9 @@ def test_in_every_allocators_scope(name: str, zeroed: None) -> None:
 
 @pytest.mark.parametrize("allocator", ["caching", "pool"])
 def test_by_allocator(allocator: str, zeroed: None) -> None:
-    made = getattr(torch_uvm.Allocator, allocator)()
-    address = torch_uvm.empty(1 << 18, device="emu", allocator=made).fill_(7).data_ptr()
-    x = torch_uvm.empty(1 << 18, device="emu", allocator=made)
+    made = getattr(torch_uvm.allocators.Allocator, allocator)()
+    address = torch_uvm.memory.empty(1 << 18, device="emu", allocator=made).fill_(7).data_ptr()
+    x = torch_uvm.memory.empty(1 << 18, device="emu", allocator=made)
     assert x.data_ptr() == address and x.count_nonzero().item() == 0
 
 
@@ -136,9 +136,9 @@ class TestOrder:
             source = torch.ones(1 << 18).pin_memory()
             flags = 0
             for _ in range(5):
-                x = torch_uvm.empty(1 << 18, device="emu")
+                x = torch_uvm.memory.empty(1 << 18, device="emu")
                 x.copy_(source, non_blocking=True)
-                y = torch_uvm.empty(1 << 18, device="emu")
+                y = torch_uvm.memory.empty(1 << 18, device="emu")
                 flags |= int(x.sum().item() != 1 << 18) | int(y.count_nonzero().item() != 0)
                 del x, y
             return flags
@@ -155,11 +155,11 @@ class TestOrder:
             source = torch.full((1 << 18,), 7.0).pin_memory()
             flags = 0
             for _ in range(5):
-                x = torch_uvm.empty(1 << 18, device="emu")
+                x = torch_uvm.memory.empty(1 << 18, device="emu")
                 x.copy_(source, non_blocking=True)
                 x = torch_uvm.to(x, "cpu", non_blocking=True)
                 del x
-                y = torch_uvm.empty(1 << 18, device="cpu")
+                y = torch_uvm.memory.empty(1 << 18, device="cpu")
                 emu.synchronize()
                 flags |= int(y.count_nonzero().item() != 0)
                 del y
@@ -173,8 +173,8 @@ def test_by_the_environment(spawn: Spawn) -> None:
     done = spawn(
         """
         import torch, torch_uvm
-        torch_uvm.empty(1000, device="emu").fill_(7)
-        print(torch_uvm.empty(1000, device="emu").count_nonzero().item())
+        torch_uvm.memory.empty(1000, device="emu").fill_(7)
+        print(torch_uvm.memory.empty(1000, device="emu").count_nonzero().item())
         """,
         env={"TORCH_UVM_CONF": "zero_on_alloc:1", "TORCH_UVM_DEVICE": "emu"},
     )
@@ -182,12 +182,12 @@ def test_by_the_environment(spawn: Spawn) -> None:
 
 
 def test_memory_is_freed_if_zeroing_fails(zeroed: None) -> None:
-    allocated = torch_uvm.memory_allocated()
+    allocated = torch_uvm.memory.memory_allocated()
     _C.emu_fail_call("zero_async", 1)
     try:
         with pytest.raises(RuntimeError, match="zero_async"):
-            torch_uvm.empty(1 << 18, device="emu")
+            torch_uvm.memory.empty(1 << 18, device="emu")
     finally:
         _C.emu_clear_failures()
-    assert torch_uvm.memory_allocated() == allocated
-    assert torch_uvm.empty(1 << 18, device="emu").count_nonzero().item() == 0
+    assert torch_uvm.memory.memory_allocated() == allocated
+    assert torch_uvm.memory.empty(1 << 18, device="emu").count_nonzero().item() == 0

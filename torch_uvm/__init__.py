@@ -18,6 +18,8 @@ nothing: torch_uvm/_patches/README.md lists what is replaced when.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from torch_uvm._util.cli_errors import end_as_command
 
 try:
@@ -39,107 +41,61 @@ except ImportError as error:
     end_as_command(explained)
     raise ImportError(explained) from error
 
-from torch_uvm import (  # noqa: F401  (documented import paths)
-    accesses,
-    allocations,
-    allocators,
-    arenas,
-    emulated,
-    keep,
-    plans,
-)
-from torch_uvm._allocators.allocator import Allocator, use_allocator
-from torch_uvm._allocators.arena import arena
-from torch_uvm._allocators.mem_pool import mem_pool
+from torch_uvm import allocators, emulated, memory, tools  # noqa: F401
 from torch_uvm._allocators.memory_info import mem_get_info
-from torch_uvm._allocators.plan import allocation_plan
-from torch_uvm._allocators.statistics import (
-    empty_cache,
-    max_memory_allocated,
-    max_memory_reserved,
-    memory_allocated,
-    memory_fragmentation,
-    memory_reserved,
-    memory_snapshot,
-    memory_stats,
-    memory_summary,
-    reset_accumulated_memory_stats,
-    reset_peak_memory_stats,
-)
+from torch_uvm._allocators.statistics import memory_summary
 from torch_uvm._dry.estimates import estimate_memory
 from torch_uvm._environment import apply_environment
 from torch_uvm._patches.aliased_inputs import watch_dynamo
 from torch_uvm._patches.oom_hint import hint_at_the_end
 from torch_uvm._patches.tensor_to import accept_managed_keyword
-from torch_uvm._residency.budget import get_budget, reset_residency_stats, residency_stats, set_budget
+from torch_uvm._renamed import renamed
+from torch_uvm._residency.budget import get_budget, set_budget, stats
 from torch_uvm._residency.hints import advise, discard, prefetch, residency
-from torch_uvm._residency.limits import get_host_limit, get_limit, set_host_limit, set_limit
+from torch_uvm._residency.limits import set_host_limit, set_limit
 from torch_uvm._residency.pins import keep_resident, resident
 from torch_uvm._residency.steps import step
 from torch_uvm._residency.uses import uses
 from torch_uvm._switch.scopes import disabled, enabled, is_enabled
 from torch_uvm._switch.switch import disable, enable
-from torch_uvm._tensors.dlpack import from_dlpack
-from torch_uvm._tensors.factories import empty, empty_like, full, ones, zeros
 from torch_uvm._tensors.managed import is_managed
 from torch_uvm._tensors.moves import move_or_copy, to
 from torch_uvm._tensors.operators import register_rules
-from torch_uvm._tools.access_recording import record_accesses
-from torch_uvm._tools.allocation_recording import record_allocations
 from torch_uvm._util.version import VERSION
 
 __all__ = [
-    "Allocator",
     "advise",
-    "allocation_plan",
-    "arena",
     "disable",
     "disabled",
     "discard",
-    "empty",
-    "empty_cache",
-    "empty_like",
     "emulated",
     "enable",
     "enabled",
     "estimate_memory",
-    "from_dlpack",
-    "full",
     "get_budget",
-    "get_host_limit",
-    "get_limit",
     "is_enabled",
     "is_managed",
     "keep_resident",
-    "max_memory_allocated",
-    "max_memory_reserved",
     "mem_get_info",
-    "mem_pool",
-    "memory_allocated",
-    "memory_fragmentation",
-    "memory_reserved",
-    "memory_snapshot",
-    "memory_stats",
     "memory_summary",
-    "ones",
     "prefetch",
-    "record_accesses",
-    "record_allocations",
-    "reset_accumulated_memory_stats",
-    "reset_peak_memory_stats",
-    "reset_residency_stats",
     "residency",
-    "residency_stats",
     "resident",
     "set_budget",
     "set_host_limit",
     "set_limit",
+    "stats",
     "step",
     "to",
-    "use_allocator",
     "uses",
-    "zeros",
 ]
+
+
+if not TYPE_CHECKING:  # a type checker is to refuse old names
+
+    def __getattr__(name: str) -> object:
+        return renamed(name)
+
 
 __version__ = VERSION
 

@@ -1,4 +1,4 @@
-"""Logs of allocations, as `torch_uvm.record_allocations` and RMM write them (docs/annex.md).
+"""Logs of allocations, as `torch_uvm.tools.record_allocations` and RMM write them (docs/annex.md).
 
 A log may come from an untrusted source: a row that does not fit the format raises an error with its line
 number. Pointers become numbers of allocations; the result has no addresses.

@@ -1,4 +1,4 @@
-"""Traces of accesses, as `torch_uvm.record_accesses` writes them.
+"""Traces of accesses, as `torch_uvm.tools.record_accesses` writes them.
 
 The format is JSON lines, described in ``docs/annex.md``. A trace may come from an untrusted source: reading
 it runs nothing, and a line that does not fit the format raises an error with its number.

@@ -247,7 +247,7 @@ pytorch::SnapshotInfo DelegatingAllocator::snapshot(c10::MempoolId_t pool, bool 
   }
   for (const SegmentInfo& segment : managed->snapshot()) {
     if (segment.home.is_host()) {
-      continue; // not a device's segment; torch_uvm.memory_snapshot() reports those as well
+      continue; // not a device's segment; torch_uvm.memory.memory_snapshot() reports those as well
     }
     pytorch::SegmentInfo& described = info.segments.emplace_back();
     described.device = static_cast<c10::DeviceIndex>(segment.home.index);

@@ -171,4 +171,4 @@ def to_the_last_bit() -> Iterator[None]:
         gc.collect()
         torch.cuda.synchronize()
         _C.request_budget(None, None)
-        torch_uvm.empty_cache()
+        torch_uvm.memory.empty_cache()

@@ -26,7 +26,7 @@ def from_nothing() -> None:
     gc.collect()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
-    torch_uvm.empty_cache()
+    torch_uvm.memory.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     torch.cuda.reset_accumulated_memory_stats()
 
@@ -37,7 +37,7 @@ class TestKind:
         with torch_uvm.enabled():
             managed = block(1)
         assert (memory_kind(plain.data_ptr()), memory_kind(managed.data_ptr())) == (NATIVE, MANAGED)
-        assert memory_kind(torch_uvm.ones(4, device="cpu").data_ptr()) == MANAGED
+        assert memory_kind(torch_uvm.memory.ones(4, device="cpu").data_ptr()) == MANAGED
 
     @pytest.mark.parametrize("shape", [(0,), (3, 0), (), (1,)])
     def test_smallest_shapes(self, shape: tuple[int, ...]) -> None:
@@ -57,7 +57,7 @@ class TestFigures:
         assert torch.cuda.memory_reserved() - before[1] >= 24 * MIB
         assert torch.accelerator.memory_allocated() == torch.cuda.memory_allocated()
         assert torch.cuda.memory_stats()["allocated_bytes.all.current"] == torch.cuda.memory_allocated()
-        assert torch_uvm.memory_allocated() == 16 * MIB
+        assert torch_uvm.memory.memory_allocated() == 16 * MIB
         del plain, managed
         assert torch.cuda.memory_allocated() == before[0]
 
@@ -98,7 +98,7 @@ class TestFigures:
         assert torch.cuda.memory_reserved() - before >= 48 * MIB
         torch.cuda.empty_cache()
         assert torch.cuda.memory_reserved() <= before
-        assert _C.managed_bytes() == torch_uvm.memory_reserved() == 0
+        assert _C.managed_bytes() == torch_uvm.memory.memory_reserved() == 0
 
     def test_a_steady_state_makes_no_runtime_allocations(self) -> None:
         with torch_uvm.enabled():
@@ -113,13 +113,13 @@ class TestFigures:
             for _ in range(3):
                 step()
             before = (
-                torch_uvm.memory_stats()["num_device_alloc"],
+                torch_uvm.memory.memory_stats()["num_device_alloc"],
                 torch.cuda.memory_stats()["num_device_alloc"],
             )
             for _ in range(5):
                 step()
             after = (
-                torch_uvm.memory_stats()["num_device_alloc"],
+                torch_uvm.memory.memory_stats()["num_device_alloc"],
                 torch.cuda.memory_stats()["num_device_alloc"],
             )
         assert after == before
@@ -289,7 +289,7 @@ class TestGraphsAndPools:
         del inside
 
     def test_pool_of_managed_memory(self) -> None:
-        pool = torch_uvm.mem_pool()
+        pool = torch_uvm.allocators.mem_pool()
         assert isinstance(pool, torch.cuda.MemPool)
         with torch.cuda.use_mem_pool(pool):
             x = torch.full((1 << 20,), 3.0, device="cuda")
@@ -302,13 +302,13 @@ class TestGraphsAndPools:
 
     def test_pool_of_managed_memory_keeps_the_limit(self) -> None:
         torch_uvm.set_limit("64MiB")
-        pool = torch_uvm.mem_pool()
+        pool = torch_uvm.allocators.mem_pool()
         with torch.cuda.use_mem_pool(pool), pytest.raises(torch.OutOfMemoryError):
             block(65)
         assert _C.managed_bytes() <= 64 * MIB
 
     def test_graph_in_a_pool_of_managed_memory(self) -> None:
-        pool = torch_uvm.mem_pool()
+        pool = torch_uvm.allocators.mem_pool()
         x = torch.ones(1024, device="cuda")
         with torch.cuda.use_mem_pool(pool):
             # Reserved in advance: cudaMallocManaged fails during a capture.
@@ -366,7 +366,7 @@ class TestEntryPoints:
 
 class TestInterprocessHandles:
     def test_are_refused_by_name_with_a_remedy(self) -> None:
-        x = torch_uvm.ones(1000)
+        x = torch_uvm.memory.ones(1000)
         with pytest.raises(RuntimeError, match="managed"):
             x.untyped_storage()._share_cuda_()
         plain = x.to("cuda", managed=False)  # type: ignore[call-overload]

@@ -23,7 +23,7 @@ PROGRAM = Path(__file__).resolve().parent.parent / "_balloon.py"
 def test_training_beside_a_balloon(spawn: Spawn) -> None:
     """Runs the program's loops. It exits with 1 if a promise is broken."""
     torch.cuda.empty_cache()
-    torch_uvm.empty_cache()
+    torch_uvm.memory.empty_cache()
     spawn(args=[str(PROGRAM), "out.json"], timeout=200)
     found = json.loads((spawn.folder / "out.json").read_text())
     assert all(found["promises"].values())

@@ -89,12 +89,12 @@ class TestAutomatic:
             kept = []
             for number in range(20):
                 kept.append(torch.empty(2 * MIB, device="cuda").fill_(number))  # 8 MiB each
-            assert torch_uvm.residency_stats()["written_back"]["count"] == 0
+            assert torch_uvm.stats()["written_back"]["count"] == 0
             while len(kept) < 60:
                 kept.append(torch.empty(2 * MIB, device="cuda").fill_(len(kept)))
             for number, each in enumerate(kept):
                 assert (each == number).all().item(), number
-            stats = torch_uvm.residency_stats()
+            stats = torch_uvm.stats()
             assert stats["written_back"]["bytes"] > 0 and stats["fetched"]["bytes"] > 0
             assert stats["over_budget"] == 0 and _C.peak_managed_bytes() <= 256 * MIB
             """

@@ -89,10 +89,10 @@ class TestGraphs:
         del graph, y
         gc.collect()
         torch.cuda.synchronize()
-        before = torch_uvm.residency_stats()["written_back"]["bytes"]
+        before = torch_uvm.stats()["written_back"]["bytes"]
         churn(kept)
         churn(kept)
-        assert torch_uvm.residency_stats()["written_back"]["bytes"] > before
+        assert torch_uvm.stats()["written_back"]["bytes"] > before
         assert torch.device("cpu") in torch_uvm.residency(weight), "the tensor is still pinned"
         assert weight[7].item() == 7, "the graph's writes are lost"
 

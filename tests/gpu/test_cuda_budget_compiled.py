@@ -36,7 +36,7 @@ class Network(nn.Module):
 def train(mode, budget, compile_optimizer):
     torch._dynamo.reset()
     torch_uvm.enable(budget=budget)
-    torch_uvm.reset_residency_stats()
+    torch_uvm.memory.reset_residency_stats()
     torch.manual_seed(0)
     model = Network().cuda()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -54,7 +54,7 @@ def train(mode, budget, compile_optimizer):
         pressure = [torch.ones(MIB, device="cuda") for _ in range(6)]
     state = [value.detach().cpu().clone() for value in model.state_dict().values()]
     state += [each["exp_avg"].cpu().clone() for each in optimizer.state.values()]
-    figures = torch_uvm.residency_stats()
+    figures = torch_uvm.stats()
     del model, compiled, optimizer, update, loss, pressure
     torch._dynamo.reset()
     torch.cuda.synchronize()

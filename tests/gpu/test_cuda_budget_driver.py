@@ -102,7 +102,7 @@ class TestDriversFigures:
         def clean() -> int:
             gc.collect()
             torch.cuda.synchronize()
-            torch_uvm.empty_cache()
+            torch_uvm.memory.empty_cache()
             torch.cuda.empty_cache()
             return used()
 

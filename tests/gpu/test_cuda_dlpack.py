@@ -37,7 +37,7 @@ def foreign() -> Iterator[Array]:
 @pytest.mark.parametrize("version", [(1, 0), None])
 def test_its_bytes_are_shared(foreign: Array, version: tuple[int, int] | None) -> None:
     producer = Producer(foreign.reshape(1024, 1024), device=(MANAGED, 0), version=version)
-    x = torch_uvm.from_dlpack(producer)
+    x = torch_uvm.memory.from_dlpack(producer)
     assert (x.device, x.shape, x.data_ptr()) == (torch.device("cuda:0"), (1024, 1024), foreign.ctypes.data)
     assert not torch_uvm.is_managed(x), "the bytes are the producer's"
     x.mul_(3)
@@ -57,7 +57,7 @@ def test_the_producer_gets_them_back_after_queued_work(foreign: Array) -> None:
 
     for turn in range(3):
         producer = Watching(foreign, device=(MANAGED, 0))
-        x = torch_uvm.from_dlpack(producer)
+        x = torch_uvm.memory.from_dlpack(producer)
         busy()
         x.fill_(turn)
         del x

@@ -20,7 +20,7 @@ class TestFork:
             COUNT = 1 << 20
             torch.set_num_threads(1)
             side = torch.cuda.Stream()
-            x, y = torch_uvm.ones(COUNT), torch_uvm.ones(COUNT)
+            x, y = torch_uvm.memory.ones(COUNT), torch_uvm.memory.ones(COUNT)
             torch.cuda.synchronize()
             torch.cuda._sleep(600_000_000)
             x.fill_(5)
@@ -48,7 +48,7 @@ class TestDiscard:
     @pytest.mark.parametrize("label", ["cuda", "cpu"])
     def test_later_writes_of_the_host_are_kept(self, label: str, stream: str) -> None:
         with torch.cuda.stream(torch.cuda.Stream() if stream == "side" else torch.cuda.default_stream()):
-            x = torch_uvm.empty(32 * MIB, dtype=torch.uint8)
+            x = torch_uvm.memory.empty(32 * MIB, dtype=torch.uint8)
             for _ in range(6):
                 busy(4)
                 x.fill_(1)
@@ -67,7 +67,7 @@ class TestDiscard:
                 assert int((torch_uvm.to(x, "cpu") != 5).sum()) == 0
 
     def test_moves_the_pages_to_the_next_writer(self) -> None:
-        x = torch_uvm.ones(32 * MIB, dtype=torch.uint8)
+        x = torch_uvm.memory.ones(32 * MIB, dtype=torch.uint8)
         torch_uvm.discard(torch_uvm.to(x, "cpu"))
         assert range_attribute(x, LAST_PREFETCH) == [CPU_ID]
         torch_uvm.discard(x)
@@ -80,7 +80,7 @@ class TestWithoutConcurrentAccess:
 
     @pytest.mark.parametrize("pretend", [True, False])
     def test_a_move_to_the_cpu_waits_for_the_whole_device(self, pretend: bool) -> None:
-        x, unrelated, side = torch_uvm.ones(1024), torch_uvm.ones(1024), torch.cuda.Stream()
+        x, unrelated, side = torch_uvm.memory.ones(1024), torch_uvm.memory.ones(1024), torch.cuda.Stream()
         unrelated += 1  # loading a kernel synchronises the device
         torch.cuda.synchronize()
         with torch.cuda.stream(side):

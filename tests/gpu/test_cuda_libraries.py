@@ -65,7 +65,7 @@ class TestCublas:
             torch.cuda.synchronize()
             del a, b
             gc.collect()
-            assert torch_uvm.memory_allocated() == 0, torch_uvm.memory_summary()
+            assert torch_uvm.memory.memory_allocated() == 0, torch_uvm.memory_summary()
             """
         )
 
@@ -84,7 +84,7 @@ class TestCublas:
             thread = threading.Thread(target=multiply)
             thread.start(), thread.join()
             assert found == [1024, 1024], found
-            stats = torch_uvm.residency_stats()
+            stats = torch_uvm.stats()
             assert max(stats["peak_device_bytes"].values()) <= 8 << 20, stats
             """
         )
@@ -136,7 +136,7 @@ class TestCompiled:
 
     def test_inductor_after_a_move(self) -> None:
         pytest.importorskip("triton")
-        x = torch_uvm.ones(1000, device="cpu")
+        x = torch_uvm.memory.ones(1000, device="cpu")
         compiled = torch.compile(lambda t: t * 2 + 1)
         assert compiled(torch_uvm.to(x, "cuda")).tolist() == [3.0] * 1000
 
@@ -166,7 +166,7 @@ class TestCupy:
 
     @pytest.mark.parametrize("way", ["dlpack", "array interface", "type 13"])
     def test_reads_and_writes_our_bytes(self, cupy: Any, way: str) -> None:
-        x = torch_uvm.zeros(4, 6)
+        x = torch_uvm.memory.zeros(4, 6)
         if way == "dlpack":
             array = cupy.from_dlpack(x)
         elif way == "array interface":
@@ -179,18 +179,18 @@ class TestCupy:
         assert x.sum().item() == 72
 
     def test_holds_our_bytes(self, cupy: Any) -> None:
-        before = torch_uvm.memory_allocated()
-        x = torch_uvm.ones(1000)
+        before = torch_uvm.memory.memory_allocated()
+        x = torch_uvm.memory.ones(1000)
         array = cupy.from_dlpack(x)
         del x
-        assert torch_uvm.memory_allocated() > before and float(array.sum()) == 1000
+        assert torch_uvm.memory.memory_allocated() > before and float(array.sum()) == 1000
         del array
-        assert torch_uvm.memory_allocated() == before
+        assert torch_uvm.memory.memory_allocated() == before
 
     def test_its_arrays_come_back(self, cupy: Any) -> None:
         array = cupy.arange(6, dtype=cupy.float32).reshape(2, 3)
         for x in (
-            torch_uvm.from_dlpack(array),
+            torch_uvm.memory.from_dlpack(array),
             torch.from_dlpack(array),
             torch.as_tensor(array, device="cuda"),
         ):

@@ -21,12 +21,12 @@ def concurrent() -> None:
     if not _C.device_properties(0)["concurrent_managed_access"]:
         pytest.skip("this GPU has no concurrent access to managed memory: there are no hints")
     gc.collect()
-    torch_uvm.empty_cache()
+    torch_uvm.memory.empty_cache()
 
 
 def pages(mebibytes: int = 32, device: str = "cuda") -> torch.Tensor:
     """The whole pages that belong to the tensor alone."""
-    return torch_uvm.ones(mebibytes * MIB, dtype=torch.uint8, device=device)
+    return torch_uvm.memory.ones(mebibytes * MIB, dtype=torch.uint8, device=device)
 
 
 def last_prefetch(x: torch.Tensor) -> int:
@@ -76,7 +76,7 @@ class TestPrefetch:
         assert last_prefetch(x) == 0
 
     def test_a_fresh_device_tensor_is_populated(self) -> None:
-        assert last_prefetch(torch_uvm.empty(32 * MIB, dtype=torch.uint8)) == 0
+        assert last_prefetch(torch_uvm.memory.empty(32 * MIB, dtype=torch.uint8)) == 0
 
 
 class TestAdvise:
@@ -143,7 +143,7 @@ class TestNonContiguous:
         ids=["rows", "transposed", "inner", "expanded", "empty"],
     )
     def test_hints_change_no_contents(self, view: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        x = torch_uvm.empty(8 * MIB, dtype=torch.uint8).copy_(torch.arange(8 * MIB) % 251)
+        x = torch_uvm.memory.empty(8 * MIB, dtype=torch.uint8).copy_(torch.arange(8 * MIB) % 251)
         expected = x.cpu().clone()
         for device in ("cpu", "cuda"):
             torch_uvm.prefetch(view(x), device)

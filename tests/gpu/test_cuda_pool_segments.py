@@ -89,21 +89,22 @@ def test_figures_are_updated_and_empty_cache_releases_everything(over_pool: Run)
         """
         with torch_uvm.enabled():
             x = torch.ones(32 * MiB, dtype=torch.uint8, device="cuda")
-        assert torch_uvm.memory_allocated() == 32 * MiB, torch_uvm.memory_summary()
-        assert _C.managed_bytes() == torch_uvm.memory_reserved() >= 32 * MiB, torch_uvm.memory_summary()
+        assert torch_uvm.memory.memory_allocated() == 32 * MiB, torch_uvm.memory_summary()
+        reserved = torch_uvm.memory.memory_reserved()
+        assert _C.managed_bytes() == reserved >= 32 * MiB, torch_uvm.memory_summary()
         assert any(s["address"] == x.data_ptr() for s in torch.cuda.memory_snapshot())
         assert "32.00 MiB" in torch_uvm.memory_summary()
         pool, both = pool_of(x), torch.cuda.memory_allocated()
         del x
         gc.collect()
         assert torch.cuda.memory_allocated() == both - 32 * MiB
-        assert torch_uvm.memory_allocated() == 0 and _C.managed_bytes() >= 32 * MiB
-        again = torch_uvm.ones(32 * MiB, dtype=torch.uint8)
-        assert pool_of(again) == pool and torch_uvm.max_memory_allocated() == 32 * MiB
+        assert torch_uvm.memory.memory_allocated() == 0 and _C.managed_bytes() >= 32 * MiB
+        again = torch_uvm.memory.ones(32 * MiB, dtype=torch.uint8)
+        assert pool_of(again) == pool and torch_uvm.memory.max_memory_allocated() == 32 * MiB
         del again
         torch.cuda.empty_cache()
-        assert _C.managed_bytes() == 0 == torch_uvm.memory_reserved()
-        x = torch_uvm.ones(8 * MiB)
+        assert _C.managed_bytes() == 0 == torch_uvm.memory.memory_reserved()
+        x = torch_uvm.memory.ones(8 * MiB)
         assert x.sum().item() == 8 * MiB, "and there is more"
         """
     )
@@ -147,7 +148,7 @@ def test_running_out_and_limits_that_change(over_pool: Run) -> None:
 def test_moves_hints_and_the_hosts_reading(over_pool: Run) -> None:
     over_pool(
         """
-        x = torch_uvm.full((8 * MiB,), 2.0)
+        x = torch_uvm.memory.full((8 * MiB,), 2.0)
         host = torch_uvm.to(x, "cpu")
         assert host.data_ptr() == x.data_ptr() and float(host.numpy().sum()) == 16 * MiB
         host += 1
@@ -161,7 +162,7 @@ def test_moves_hints_and_the_hosts_reading(over_pool: Run) -> None:
         torch_uvm.discard(x)
         x.fill_(7)
         assert torch_uvm.to(x, "cpu").sum().item() == 56 * MiB
-        made = torch_uvm.ones(8 * MiB, device="cpu")
+        made = torch_uvm.memory.ones(8 * MiB, device="cpu")
         assert torch_uvm.to(made, "cuda").sum().item() == 8 * MiB and pool_of(made) is not None
         """
     )

@@ -29,14 +29,14 @@ def in_child(body):
 class TestFork:
     @pytest.mark.parametrize(
         "make",
-        ["torch.ones(8, device='cuda')", "torch_uvm.ones(8)", "host.to('cuda')"],
+        ["torch.ones(8, device='cuda')", "torch_uvm.memory.ones(8)", "host.to('cuda')"],
     )
     def test_a_child_is_refused_the_device_in_pytorchs_words(self, spawn: Spawn, make: str) -> None:
         spawn(
             PRELUDE
             + f"""
 x = torch.ones(1 << 20, device="cuda")
-host = torch_uvm.ones(1 << 20, device="cpu")
+host = torch_uvm.memory.ones(1 << 20, device="cpu")
 
 def body():
     try:
@@ -94,7 +94,7 @@ assert x.sum().item() == 1 << 20
         spawn(
             PRELUDE
             + """
-host = torch_uvm.full((1 << 20,), 3.0, device="cpu")
+host = torch_uvm.memory.full((1 << 20,), 3.0, device="cpu")
 moved = torch_uvm.to(torch.full((1 << 20,), 4.0, device="cuda"), "cpu")
 
 def body():
@@ -129,8 +129,8 @@ if __name__ == "__main__":
     queue, back = context.Queue(), context.Queue()
     process = context.Process(target=work, args=(queue, back))
     process.start()
-    host = torch_uvm.full((1 << 16,), 2.0, device="cpu")
-    x = torch_uvm.full((1 << 16,), 3.0)
+    host = torch_uvm.memory.full((1 << 16,), 2.0, device="cpu")
+    x = torch_uvm.memory.full((1 << 16,), 3.0)
     queue.put([host, torch_uvm.to(x, "cpu")])
     assert back.get(timeout=90) == [2 << 16, 3 << 16]
     process.join()
@@ -149,7 +149,7 @@ x = torch.ones(1024, device="cuda")
 graph = torch.cuda.CUDAGraph()
 with torch.cuda.graph(graph):
     y = x * 2
-pool = torch_uvm.mem_pool()
+pool = torch_uvm.allocators.mem_pool()
 with torch.cuda.use_mem_pool(pool):
     z = torch.ones(1024, device="cuda")
 scope = torch_uvm.enabled()

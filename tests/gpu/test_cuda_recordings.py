@@ -25,7 +25,7 @@ def test_behind_the_first_hold_durations_are_the_devices(spawn: Spawn, tmp_path:
             torch_uvm.step()
         for _ in range(4):
             step()
-        with torch_uvm.record_accesses("trace"):
+        with torch_uvm.tools.record_accesses("trace"):
             for _ in range({STEPS}):
                 step()
         """

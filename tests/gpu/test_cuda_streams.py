@@ -19,7 +19,7 @@ Scope = Callable[[], contextlib.AbstractContextManager[Any]]
 
 class TestMoves:
     def test_to_the_cpu_waits(self) -> None:
-        x = torch_uvm.zeros(COUNT)
+        x = torch_uvm.memory.zeros(COUNT)
         torch.cuda.synchronize()
         busy()
         x.fill_(1)
@@ -28,7 +28,7 @@ class TestMoves:
         assert y.data_ptr() == x.data_ptr() and y.sum().item() == COUNT
 
     def test_to_the_cpu_non_blocking_does_not_wait(self) -> None:
-        x = torch_uvm.zeros(COUNT)
+        x = torch_uvm.memory.zeros(COUNT)
         torch_uvm.to(x, "cpu", non_blocking=True)  # so that one-time initialisation is done
         torch.cuda.synchronize()
         busy(200)
@@ -40,8 +40,8 @@ class TestMoves:
 
     @pytest.mark.parametrize("non_blocking", [False, True])
     def test_to_the_device_does_not_wait(self, non_blocking: bool) -> None:
-        x = torch_uvm.ones(COUNT, device="cpu")
-        torch_uvm.to(torch_uvm.ones(COUNT, device="cpu"), "cuda")
+        x = torch_uvm.memory.ones(COUNT, device="cpu")
+        torch_uvm.to(torch_uvm.memory.ones(COUNT, device="cpu"), "cuda")
         torch.cuda.synchronize()
         busy(200)
         y = torch_uvm.to(x, "cuda", non_blocking=non_blocking)
@@ -50,7 +50,7 @@ class TestMoves:
 
     def test_to_the_cpu_waits_for_recorded_streams(self) -> None:
         side = torch.cuda.Stream()
-        x = torch_uvm.zeros(COUNT)
+        x = torch_uvm.memory.zeros(COUNT)
         torch.cuda.synchronize()
         with torch.cuda.stream(side):
             busy()
@@ -59,7 +59,7 @@ class TestMoves:
         assert torch_uvm.to(x, "cpu").sum().item() == COUNT
 
     def test_bytes_are_seen_from_both_sides(self) -> None:
-        x = torch_uvm.zeros(COUNT)
+        x = torch_uvm.memory.zeros(COUNT)
         y = torch_uvm.to(x, "cpu")
         for turn in range(1, 6):
             y += 1  # the host writes
@@ -69,7 +69,7 @@ class TestMoves:
         assert is_managed_by_cuda(x)
 
     def test_plain_copies_wait_as_pytorchs_do(self) -> None:
-        x = torch_uvm.zeros(COUNT)
+        x = torch_uvm.memory.zeros(COUNT)
         busy()
         x.fill_(1)
         assert x.cpu().sum().item() == COUNT
@@ -83,47 +83,47 @@ class TestMoves:
 class TestReuse:
     def test_on_another_stream_only_after_record_stream_is_done(self) -> None:
         side = torch.cuda.Stream()
-        x = torch_uvm.ones(COUNT)
+        x = torch_uvm.memory.ones(COUNT)
         torch.cuda.synchronize()
         with torch.cuda.stream(side):
             busy()
             seen = x.clone()
         x.record_stream(side)
         del x
-        others = [torch_uvm.zeros(COUNT) for _ in range(4)]
+        others = [torch_uvm.memory.zeros(COUNT) for _ in range(4)]
         torch.cuda.synchronize()
         assert seen.sum().item() == COUNT
         assert all(t.sum().item() == 0 for t in others)
 
     def test_on_the_same_stream_at_once(self) -> None:
-        x = torch_uvm.ones(COUNT)
+        x = torch_uvm.memory.ones(COUNT)
         address = x.data_ptr()
         busy()
         del x
-        assert torch_uvm.empty(COUNT).data_ptr() == address
+        assert torch_uvm.memory.empty(COUNT).data_ptr() == address
 
     def test_by_the_host_only_after_pending_kernels(self) -> None:
         """A CPU tensor's block is freed while a kernel still reads it. The next CPU tensor must not overwrite
         it."""
-        host = torch_uvm.ones(COUNT, device="cpu")
+        host = torch_uvm.memory.ones(COUNT, device="cpu")
         device = torch_uvm.to(host, "cuda")
         torch.cuda.synchronize()
         busy()
         seen = device.clone()
         del host, device
         for _ in range(4):
-            torch_uvm.empty(COUNT, device="cpu").zero_()
+            torch_uvm.memory.empty(COUNT, device="cpu").zero_()
         torch.cuda.synchronize()
         assert seen.sum().item() == COUNT
 
     def test_of_a_device_block_by_the_host_only_after_pending_kernels(self) -> None:
-        torch_uvm.empty_cache()
-        x = torch_uvm.zeros(COUNT)
+        torch_uvm.memory.empty_cache()
+        x = torch_uvm.memory.zeros(COUNT)
         torch.cuda.synchronize()
         busy()
         x.fill_(7)
         del x
-        host = [torch_uvm.zeros(COUNT, device="cpu") for _ in range(4)]
+        host = [torch_uvm.memory.zeros(COUNT, device="cpu") for _ in range(4)]
         torch.cuda.synchronize()
         assert all(t.sum().item() == 0 for t in host)
 
@@ -154,16 +154,16 @@ class TestOtherMode:
         ids=["managed", "native"],
     )
     def test_freed_with_the_switch_in_the_other_state(self, scope: Scope, other: Scope) -> None:
-        before = torch_uvm.memory_allocated(), torch.cuda.memory_allocated()
+        before = torch_uvm.memory.memory_allocated(), torch.cuda.memory_allocated()
         with scope():
             kept = [torch.ones(n, device="cuda") for n in (10, 1000, COUNT)]
         with other():
             del kept
-        assert (torch_uvm.memory_allocated(), torch.cuda.memory_allocated()) == before
+        assert (torch_uvm.memory.memory_allocated(), torch.cuda.memory_allocated()) == before
 
     def test_operators_mix_both_kinds(self) -> None:
         native = torch.full((1000,), 2.0, device="cuda")
-        managed = torch_uvm.full((1000,), 3.0)
+        managed = torch_uvm.memory.full((1000,), 3.0)
         assert (native * managed).sum().item() == 6000
         native.copy_(managed)
         assert native.sum().item() == 3000

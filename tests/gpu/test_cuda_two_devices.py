@@ -27,7 +27,7 @@ def first_device() -> None:
 
 class TestMoves:
     def test_share_the_bytes(self) -> None:
-        x = torch_uvm.ones(COUNT, device="cuda:0")
+        x = torch_uvm.memory.ones(COUNT, device="cuda:0")
         y = torch_uvm.to(x, "cuda:1")
         assert (y.device, y.data_ptr()) == (torch.device("cuda:1"), x.data_ptr())
         y += 1
@@ -36,7 +36,7 @@ class TestMoves:
         assert torch_uvm.to(y, "cuda:0").untyped_storage()._cdata == x.untyped_storage()._cdata
 
     def test_start_the_bytes_moving(self) -> None:
-        x = torch_uvm.ones(32 * MIB, dtype=torch.uint8, device="cuda:0")
+        x = torch_uvm.memory.ones(32 * MIB, dtype=torch.uint8, device="cuda:0")
         y = torch_uvm.to(x, "cuda:1")
         torch.cuda.synchronize(1)
         assert range_attribute(y, LAST_PREFETCH) == [1]
@@ -44,7 +44,7 @@ class TestMoves:
 
     @pytest.mark.parametrize("turn", range(3))
     def test_are_ordered_after_the_source_devices_stream(self, turn: int) -> None:
-        x = torch_uvm.zeros(COUNT, device="cuda:0")
+        x = torch_uvm.memory.zeros(COUNT, device="cuda:0")
         torch.cuda.synchronize()
         busy()
         x.fill_(turn + 1)
@@ -52,7 +52,7 @@ class TestMoves:
         assert y.sum().item() == (turn + 1) * COUNT
 
     def test_keep_gradients(self) -> None:
-        x = torch_uvm.ones(1000, device="cuda:0").requires_grad_()
+        x = torch_uvm.memory.ones(1000, device="cuda:0").requires_grad_()
         (torch_uvm.to(x, "cuda:1") * 3).sum().backward()
         assert x.grad is not None
         assert (x.grad.device, x.grad.sum().item()) == (torch.device("cuda:0"), 3000)
@@ -74,22 +74,22 @@ class TestAllocation:
                 with torch.cuda.device(index):
                     x = torch.ones(COUNT, device="cuda")
                     assert x.device.index == index and torch_uvm.is_managed(x)
-                    assert torch_uvm.memory_allocated(index) >= x.nbytes
+                    assert torch_uvm.memory.memory_allocated(index) >= x.nbytes
                     assert torch.cuda.memory_allocated(index) >= x.nbytes
                 del x
 
     def test_freed_under_another_current_device(self) -> None:
         gc.collect()
-        torch_uvm.empty_cache()
-        x = torch_uvm.ones(COUNT, device="cuda:0")
+        torch_uvm.memory.empty_cache()
+        x = torch_uvm.memory.ones(COUNT, device="cuda:0")
         with torch.cuda.device(1):
             del x
-            torch_uvm.empty_cache()
+            torch_uvm.memory.empty_cache()
         assert _C.managed_bytes() == 0
         assert torch.cuda.current_device() == 0
 
     def test_a_label_on_one_device_of_a_segment_made_for_the_other(self) -> None:
-        x = torch_uvm.ones(COUNT, device="cuda:0")
+        x = torch_uvm.memory.ones(COUNT, device="cuda:0")
         y = torch_uvm.to(x, "cuda:1")
         del x
         y *= 2
@@ -102,7 +102,7 @@ class TestAllocation:
             y.record_stream(side)
         del y
         gc.collect()
-        others = [torch_uvm.zeros(COUNT, device=f"cuda:{index}") for index in (0, 1)]
+        others = [torch_uvm.memory.zeros(COUNT, device=f"cuda:{index}") for index in (0, 1)]
         for index in (0, 1):
             torch.cuda.synchronize(index)
         assert seen.sum().item() == 3 * COUNT
@@ -111,7 +111,7 @@ class TestAllocation:
     def test_statistics_go_by_device(self) -> None:
         gc.collect()
         before = [torch.cuda.memory_allocated(index) for index in (0, 1)]
-        x = torch_uvm.ones(4 * MIB, dtype=torch.uint8, device="cuda:1")
+        x = torch_uvm.memory.ones(4 * MIB, dtype=torch.uint8, device="cuda:1")
         assert [torch.cuda.memory_allocated(index) for index in (0, 1)] == [before[0], before[1] + 4 * MIB]
         assert any(s["device"] == 1 for s in torch.cuda.memory_snapshot())
         del x
@@ -119,7 +119,7 @@ class TestAllocation:
 
 class TestPeers:
     def test_peers_read_each_others_memory(self) -> None:
-        managed = torch_uvm.ones(COUNT, device="cuda:0")
+        managed = torch_uvm.memory.ones(COUNT, device="cuda:0")
         native = torch.empty(COUNT, device="cuda:1").copy_(managed)
         assert native.sum().item() == COUNT
         managed.copy_(native * 2)
@@ -129,7 +129,7 @@ class TestPeers:
         pool = torch.cuda.MemPool()
         with torch.cuda.use_mem_pool(pool):
             native = torch.ones(COUNT, device="cuda:0")
-        managed = torch_uvm.empty(COUNT, device="cuda:1").copy_(native)
+        managed = torch_uvm.memory.empty(COUNT, device="cuda:1").copy_(native)
         assert managed.sum().item() == COUNT
         del native
 
@@ -183,14 +183,14 @@ class TestBudgets:
             with torch_uvm.enabled():
                 expected = program()
             gc.collect()
-            torch_uvm.empty_cache()
-            torch_uvm.reset_peak_memory_stats()
+            torch_uvm.memory.empty_cache()
+            torch_uvm.memory.reset_peak_memory_stats()
             for index, budget in enumerate(budgets):
                 torch_uvm.set_budget(budget, index)
             with torch_uvm.enabled():
-                torch_uvm.reset_residency_stats()
+                torch_uvm.memory.reset_residency_stats()
                 results = program()
-                figures = torch_uvm.residency_stats()
+                figures = torch_uvm.stats()
                 assert _C.check_residency() is None
         finally:
             torch.use_deterministic_algorithms(False)

@@ -44,18 +44,18 @@ def device_of(device: Device | None, what: str) -> torch.device:
 
 def _checked(allocator: Any, what: str) -> Allocator:
     if not isinstance(allocator, Allocator):
-        raise TypeError(f"{what} is {show(allocator)}; accepted: a torch_uvm.Allocator, or None")
+        raise TypeError(f"{what} is {show(allocator)}; accepted: a torch_uvm.allocators.Allocator, or None")
     return allocator
 
 
 class Allocator:
     """An allocator of managed memory: made by its class methods, nested by its `with_` methods.
 
-    `use_allocator`, or `torch_uvm.empty(..., allocator=...)` and its namesakes, use it. A tensor keeps its
-    allocator and its memory as long as it lives. Thread-safe.
+    `use_allocator`, or `torch_uvm.memory.empty(..., allocator=...)` and its namesakes, use it. A tensor keeps
+    its allocator and its memory as long as it lives. Thread-safe.
 
-    >>> pool = torch_uvm.Allocator.pool("1MiB", maximum="4MiB").with_statistics()
-    >>> with torch_uvm.use_allocator(pool):
+    >>> pool = torch_uvm.allocators.Allocator.pool("1MiB", maximum="4MiB").with_statistics()
+    >>> with torch_uvm.allocators.use_allocator(pool):
     ...     x = torch.ones(1024, device=torch.accelerator.current_accelerator())
     >>> pool.stats()["requested_bytes"]
     4096
@@ -64,8 +64,8 @@ class Allocator:
     def __init__(self, handle: _C.Allocator) -> None:
         if not isinstance(handle, _C.Allocator):
             raise TypeError(
-                "torch_uvm.Allocator() makes none; accepted: Allocator.process(), .caching(), .pool(), "
-                "torch_uvm.arena(), torch_uvm.allocation_plan()"
+                "Allocator() makes none; accepted: Allocator.process(), .caching(), .pool(), "
+                "torch_uvm.allocators.arena(), torch_uvm.allocators.allocation_plan()"
             )
         self.handle = handle
 
@@ -163,7 +163,7 @@ class Allocator:
         return self.handle.release()
 
     def __repr__(self) -> str:
-        return f"torch_uvm.Allocator({self.handle.description()})"
+        return f"torch_uvm.allocators.Allocator({self.handle.description()})"
 
 
 class CountingAllocator(Allocator):
@@ -211,7 +211,7 @@ class AllocatorScope(SwitchScope):
         return _C.Scope(True, None if self._allocator is None else self._allocator.handle)
 
     def __repr__(self) -> str:
-        return f"torch_uvm.use_allocator({self._allocator!r})"
+        return f"torch_uvm.allocators.use_allocator({self._allocator!r})"
 
 
 class ScopedAllocator(Allocator):

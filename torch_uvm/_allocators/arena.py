@@ -17,7 +17,7 @@ class Outlived(NamedTuple):
 
 
 class Arena(ScopedAllocator):
-    """What `torch_uvm.arena` returns: an allocator, and a context manager that uses it.
+    """What `torch_uvm.allocators.arena` returns: an allocator, and a context manager that uses it.
 
     At the end of a `with` block, what was allocated in it is released. Blocks nest, and belong to one thread
     at a time; other threads take part with `use_allocator(arena)`. `outlived` is what was still in use at the
@@ -63,7 +63,7 @@ def arena(
         TypeError, ValueError: a value that is not accepted.
         RuntimeError: there is no managed memory on this machine.
 
-    >>> with torch_uvm.arena("1MiB") as scratch:
+    >>> with torch_uvm.allocators.arena("1MiB") as scratch:
     ...     total = torch.ones(256, device=torch.accelerator.current_accelerator()).sum().item()
     >>> total, scratch.outlived.allocations
     (256.0, 0)

@@ -31,7 +31,7 @@ def mem_pool() -> torch.cuda.MemPool:
         RuntimeError: CUDA is not this process's accelerator.
         torch.OutOfMemoryError: at an allocation in the pool that would exceed the limit.
 
-    >>> with torch.cuda.use_mem_pool(torch_uvm.mem_pool()):
+    >>> with torch.cuda.use_mem_pool(torch_uvm.allocators.mem_pool()):
     ...     x = torch.ones(1024, device="cuda")
     """
     if _C.backend() != "cuda":

@@ -58,7 +58,7 @@ def mem_get_info(device: Device | None = None) -> tuple[int, int]:
         RuntimeError: there is no runtime for this machine's accelerator.
 
     >>> torch_uvm.set_limit("1GiB")
-    >>> x = torch_uvm.empty(1 << 20, device=torch.accelerator.current_accelerator())
+    >>> x = torch_uvm.memory.empty(1 << 20, device=torch.accelerator.current_accelerator())
     >>> free, total = torch_uvm.mem_get_info()
     >>> free <= total - x.nbytes
     True

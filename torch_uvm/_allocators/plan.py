@@ -16,7 +16,7 @@ _plans: dict[tuple[str, torch.device], AllocationPlan] = {}
 
 
 class AllocationPlan(ScopedAllocator):
-    """What `torch_uvm.allocation_plan` returns: an allocator, and a context manager around an iteration."""
+    """What `allocation_plan` returns: an allocator, and a context manager around an iteration."""
 
     handle: _C.AllocationPlan
 
@@ -42,7 +42,7 @@ class AllocationPlan(ScopedAllocator):
         self.handle.end_iteration()
 
     def __repr__(self) -> str:
-        return f"torch_uvm.allocation_plan({self.name!r})"
+        return f"torch_uvm.allocators.allocation_plan({self.name!r})"
 
 
 @exact_keywords
@@ -65,7 +65,7 @@ def allocation_plan(name: str, *, device: Device | None = None) -> AllocationPla
         RuntimeError: there is no managed memory on this machine.
 
     >>> for _ in range(3):
-    ...     with torch_uvm.allocation_plan("doubling") as plan:
+    ...     with torch_uvm.allocators.allocation_plan("doubling") as plan:
     ...         x = torch.ones(256, device=torch.accelerator.current_accelerator())
     ...         del x
     >>> plan.report()["hits"]

@@ -51,7 +51,7 @@ def memory_allocated(device: Device | None = None) -> int:
     Raises:
         TypeError, ValueError: an unknown device or index.
 
-    >>> torch_uvm.memory_allocated()
+    >>> torch_uvm.memory.memory_allocated()
     0
     """
     return _level(device, "allocated_bytes", "current")
@@ -214,7 +214,7 @@ _LEVELS = (
 )
 
 
-#: Rows of `memory_summary`: keys of `residency_stats`, and their titles.
+#: Rows of `memory_summary`: keys of `stats`, and their titles.
 _TRANSFERS = (
     ("fetched", "Fetched to a device"),
     ("written_back", "Written back to the host"),
@@ -259,7 +259,7 @@ def _residency_lines(home: torch.device | None) -> list[str]:
 def memory_summary(device: Device | None = None, abbreviated: bool = False) -> str:
     """The statistics as a table to read: memory, then budgets, pinned host memory and transfers.
 
-    Pinned host memory and transfers are the process's, whatever `device` is (`residency_stats`).
+    Pinned host memory and transfers are the process's, whatever `device` is (`stats`).
 
     Args:
         device: the home: a device, the accelerator's index, "cpu" for the host; None for all homes together.

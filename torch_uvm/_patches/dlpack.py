@@ -2,7 +2,7 @@
 
 PyTorch does not know DLPack's device type 13, kDLCUDAManaged. With this patch a managed tensor is exported
 as kDLCUDAManaged to a consumer that asks for it, and a managed tensor on a device is exported to the CPU
-without a copy. Every other export is PyTorch's. The other direction is `torch_uvm.from_dlpack`.
+without a copy. Every other export is PyTorch's. The other direction is `torch_uvm.memory.from_dlpack`.
 """
 
 from __future__ import annotations

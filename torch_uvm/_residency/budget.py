@@ -183,7 +183,7 @@ def _devices() -> str:
 
 
 @exact_keywords
-def residency_stats() -> dict[str, Any]:
+def stats() -> dict[str, Any]:
     """What the residency engine did since the start, or since `reset_residency_stats`.
 
     Returns:
@@ -200,15 +200,15 @@ def residency_stats() -> dict[str, Any]:
         `failures` counts runtime calls that failed inside the engine; results are correct all the same.
         All are 0 or empty if there never was a budget.
 
-    >>> torch_uvm.residency_stats()["plan_misses"]
+    >>> torch_uvm.stats()["plan_misses"]
     0
     """
-    stats = dict(_C.residency_stats())
+    found = dict(_C.residency_stats())
     here = torch.accelerator.current_accelerator()
     for key in ("device_bytes", "peak_device_bytes"):
         if here is not None:
-            stats[key] = {torch.device(here.type, index): count for index, count in stats[key].items()}
-    return stats
+            found[key] = {torch.device(here.type, index): count for index, count in found[key].items()}
+    return found
 
 
 @exact_keywords

@@ -83,7 +83,7 @@ def prefetch(x: Hinted, device: Device | None = None, *, stream: torch.Stream | 
 
     If an error is raised, nothing has been moved.
 
-    >>> x = torch_uvm.zeros(1 << 20, device="cpu")
+    >>> x = torch_uvm.memory.zeros(1 << 20, device="cpu")
     >>> torch_uvm.prefetch(x, 0)
     >>> torch_uvm.residency(x)
     {device(type='emu', index=0): 4194304}
@@ -123,7 +123,7 @@ def advise(
 
     If an error is raised, no advice has changed.
 
-    >>> torch_uvm.advise(torch_uvm.zeros(1 << 20), read_mostly=True, accessed_by="cpu")
+    >>> torch_uvm.advise(torch_uvm.memory.zeros(1 << 20), read_mostly=True, accessed_by="cpu")
     """
     tensors = managed_tensors_in(x, "advise")
     if read_mostly is not None and not isinstance(read_mostly, bool):
@@ -167,7 +167,7 @@ def discard(x: Hinted) -> None:
 
     If an error is raised, nothing has been discarded.
 
-    >>> scratch = torch_uvm.ones(1 << 20)
+    >>> scratch = torch_uvm.memory.ones(1 << 20)
     >>> torch_uvm.discard(scratch)
     >>> scratch.zero_().sum().item()
     0.0
@@ -195,7 +195,7 @@ def residency(t: Hinted) -> dict[torch.device, int]:
         TypeError: something in `t` is not accepted; the message names its place.
         ValueError: `t` is a tensor with no bytes of its own (meta, sparse, a wrapper around others).
 
-    >>> torch_uvm.residency(torch_uvm.zeros(256))
+    >>> torch_uvm.residency(torch_uvm.memory.zeros(256))
     {device(type='emu', index=0): 1024}
     """
     if isinstance(t, torch.Tensor) and not _C.has_bytes(t):

@@ -43,7 +43,7 @@ def get_limit() -> int | None:
         bytes, or None without a limit.
 
     >>> torch_uvm.set_limit("4GiB")
-    >>> torch_uvm.get_limit()
+    >>> torch_uvm.memory.get_limit()
     4294967296
     """
     return _C.get_limit()
@@ -93,10 +93,10 @@ def get_host_limit() -> int | None:
     Before the first budget takes effect it is the limit that would take effect now.
 
     Returns:
-        bytes, or None without a limit. `residency_stats()["host_bytes"]` is what is pinned now.
+        bytes, or None without a limit. `stats()["host_bytes"]` is what is pinned now.
 
     >>> torch_uvm.set_host_limit("64GiB")
-    >>> torch_uvm.get_host_limit()
+    >>> torch_uvm.memory.get_host_limit()
     68719476736
     """
     return _C.host_limit_in_force()

@@ -63,7 +63,7 @@ def keep_resident(x: Hinted) -> Kept:
         ValueError: `x` is a tensor that is not managed.
         torch.OutOfMemoryError: they do not fit. Nothing is pinned then.
 
-    >>> table = torch_uvm.zeros(1 << 20)
+    >>> table = torch_uvm.memory.zeros(1 << 20)
     >>> kept = torch_uvm.keep_resident(table)
     >>> kept.release()
     """
@@ -110,7 +110,7 @@ def resident(x: Hinted) -> ResidentScope:
         TypeError, ValueError, torch.OutOfMemoryError: as `keep_resident`. The first two are raised by the
             call, too, not only on entry.
 
-    >>> weights = torch_uvm.ones(1 << 20)
+    >>> weights = torch_uvm.memory.ones(1 << 20)
     >>> with torch_uvm.resident(weights):
     ...     address = weights.data_ptr()
     """

@@ -17,7 +17,7 @@ def step() -> None:
     optimizer, such as in evaluation. Without a budget it does nothing.
 
     >>> for batch in range(2):
-    ...     x = torch_uvm.ones(4) * batch
+    ...     x = torch_uvm.memory.ones(4) * batch
     ...     torch_uvm.step()
     """
     _C.mark_step()

@@ -64,8 +64,8 @@ def uses(*tensors: torch.Tensor, writes: Iterable[torch.Tensor] | torch.Tensor |
     Raises:
         TypeError: an argument is no tensor.
 
-    >>> x = torch_uvm.ones(1 << 20)
-    >>> y = torch_uvm.zeros(1 << 20)
+    >>> x = torch_uvm.memory.ones(1 << 20)
+    >>> y = torch_uvm.memory.zeros(1 << 20)
     >>> with torch_uvm.uses(x, y, writes=(y,)):
     ...     addresses = x.data_ptr(), y.data_ptr()
     """

@@ -1,4 +1,4 @@
-"""`torch_uvm.from_dlpack`: tensors on the memory of other libraries, managed memory included."""
+"""`torch_uvm.memory.from_dlpack`: tensors on the memory of other libraries, managed memory included."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ def from_dlpack(x: Any, *, device: Device | None = None, copy: bool | None = Non
             that PyTorch lacks, another major version of DLPack; a consumed capsule. The capsule is
             unchanged.
 
-    >>> x = torch_uvm.ones(3)
-    >>> y = torch_uvm.from_dlpack(x.__dlpack__(dl_device=(13, 0)))
+    >>> x = torch_uvm.memory.ones(3)
+    >>> y = torch_uvm.memory.from_dlpack(x.__dlpack__(dl_device=(13, 0)))
     >>> y.data_ptr() == x.data_ptr()
     True
     """

@@ -168,7 +168,7 @@ def empty(
             layout that is not strided, a device that the allocator does not serve). Nothing has changed.
         torch.OutOfMemoryError: beyond the limit, or beyond what the host has available.
 
-    >>> torch_uvm.empty(2, 3, device="cpu").shape
+    >>> torch_uvm.memory.empty(2, 3, device="cpu").shape
     torch.Size([2, 3])
     """
     made = _new(
@@ -190,7 +190,7 @@ def zeros(
 ) -> torch.Tensor:
     """A managed tensor of zeros; arguments and errors as those of `empty`.
 
-    >>> torch_uvm.zeros(2, device="cpu")
+    >>> torch_uvm.memory.zeros(2, device="cpu")
     tensor([0., 0.])
     """
     made = _new(sizes, size, "zeros", dtype, layout, device, requires_grad, pin_memory, allocator)
@@ -210,7 +210,7 @@ def ones(
 ) -> torch.Tensor:
     """A managed tensor of ones; arguments and errors as those of `empty`.
 
-    >>> torch_uvm.ones(2, device="cpu")
+    >>> torch_uvm.memory.ones(2, device="cpu")
     tensor([1., 1.])
     """
     made = _new(sizes, size, "ones", dtype, layout, device, requires_grad, pin_memory, allocator)
@@ -239,7 +239,7 @@ def full(
     Raises:
         ValueError: `fill_value` does not fit `dtype`.
 
-    >>> torch_uvm.full((2,), 7, device="cpu")
+    >>> torch_uvm.memory.full((2,), 7, device="cpu")
     tensor([7, 7])
     """
     if not isinstance(size, (Sequence, torch.Size)):
@@ -280,7 +280,7 @@ def empty_like(
         TypeError, ValueError: as `empty`; also for a sparse, quantised or meta `input`.
         torch.OutOfMemoryError: past the limit, or past what the host has available.
 
-    >>> torch_uvm.empty_like(torch.ones(2, 3)).shape
+    >>> torch_uvm.memory.empty_like(torch.ones(2, 3)).shape
     torch.Size([2, 3])
     """
     what = "empty_like"

@@ -22,7 +22,7 @@ def is_managed(t: torch.Tensor) -> bool:
     Raises:
         TypeError: `t` is not a tensor.
 
-    >>> torch_uvm.is_managed(torch_uvm.empty(4)), torch_uvm.is_managed(torch.empty(4))
+    >>> torch_uvm.is_managed(torch_uvm.memory.empty(4)), torch_uvm.is_managed(torch.empty(4))
     (True, False)
     """
     if not isinstance(t, torch.Tensor):

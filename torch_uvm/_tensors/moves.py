@@ -179,7 +179,7 @@ def to(
         ValueError: an unknown device; managed=True for a meta, sparse, nested, quantised or wrapping tensor.
         torch.OutOfMemoryError: there is no memory for a copy.
 
-    >>> x = torch_uvm.ones(3)
+    >>> x = torch_uvm.memory.ones(3)
     >>> torch_uvm.to(x, "cpu").data_ptr() == x.data_ptr()
     True
     """

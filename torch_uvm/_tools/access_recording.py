@@ -19,7 +19,7 @@ class AccessRecording(Recording):
     `stop()` raises RuntimeError if the file could not be written; the file ends where that began.
     """
 
-    _function = "torch_uvm.record_accesses"
+    _function = "torch_uvm.tools.record_accesses"
 
     def _begin(self) -> None:
         here = accelerator()
@@ -53,7 +53,7 @@ def record_accesses(path: str | os.PathLike[str]) -> AccessRecording:
         RuntimeError: another recording is active.
         ValueError: no device has a budget.
 
-    >>> with torch_uvm.record_accesses("accesses.jsonl"):  # doctest: +SKIP
+    >>> with torch_uvm.tools.record_accesses("accesses.jsonl"):  # doctest: +SKIP
     ...     train_one_step()
     """
     return AccessRecording(output_file(path))

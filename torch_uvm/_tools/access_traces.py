@@ -167,7 +167,7 @@ def read_trace(path: str | Path, progress: Callable[[int, int], object] | None =
 
 _NO_TRACE = (
     "this is not a trace of accesses: its first line is not a header; "
-    "torch_uvm.record_accesses(path) writes traces"
+    "torch_uvm.tools.record_accesses(path) writes traces"
 )
 
 

@@ -19,7 +19,7 @@ class AllocationRecording(Recording):
     how many are missing. In a forked child it does nothing.
     """
 
-    _function = "torch_uvm.record_allocations"
+    _function = "torch_uvm.tools.record_allocations"
     rows: int | None = None
 
     def _begin(self) -> None:
@@ -54,7 +54,7 @@ def record_allocations(path: str | os.PathLike[str]) -> AllocationRecording:
         RuntimeError: another recording is active; there is no device to manage memory for.
         ValueError: the file cannot be created.
 
-    >>> with torch_uvm.record_allocations("allocations.csv"):  # doctest: +SKIP
+    >>> with torch_uvm.tools.record_allocations("allocations.csv"):  # doctest: +SKIP
     ...     train_one_step()
     """
     return AllocationRecording(output_file(path))

@@ -16,7 +16,7 @@ log = logging.getLogger("torch_uvm")
 
 
 class Counts(NamedTuple):
-    """Counts of `residency_stats`. They are read at each step of each optimizer, and take less time alone."""
+    """Counts of `stats`. They are read at each step of each optimizer, and take less time alone."""
 
     observed: int
     written_back: int
@@ -58,13 +58,13 @@ _ONCE = {
     "used_in_place": (logging.INFO, "operators use tensors on the host, across the link (logged once)"),
     "over_budget": (
         logging.WARNING,
-        "an operator needs more than the budget (logged once; residency_stats()['over_budget'] counts): "
+        "an operator needs more than the budget (logged once; stats()['over_budget'] counts): "
         "raise the budget, or use a smaller batch; a foreach optimizer needs less with fused=True",
     ),
     "failures": (
         logging.WARNING,
         "a call of the runtime failed in the residency engine; results are correct (logged once; "
-        "residency_stats()['failures'] counts): free memory on this machine, or lower the limits",
+        "stats()['failures'] counts): free memory on this machine, or lower the limits",
     ),
 }
 

@@ -84,7 +84,7 @@ def collect() -> dict[str, Any]:
         "managed_bytes": attempt("managed_bytes", _C.managed_bytes),
         "peak_managed_bytes": attempt("peak_managed_bytes", _C.peak_managed_bytes),
         "limit": _C.get_limit(),
-        "host_limit": torch_uvm.get_host_limit(),
+        "host_limit": torch_uvm.memory.get_host_limit(),
         "replaced": sorted(name for name, there in replace.there.items() if there),
         "not_there": sorted(name for name, there in replace.there.items() if not there),
         "host_available": attempt("host_available", _host_available),
@@ -187,7 +187,7 @@ def main(argv: Sequence[str]) -> int:
     if arguments.report:
         torch_uvm.enable()  # so that the block has the budget in force, and what is replaced
         if (here := accelerator()) is not None:
-            torch_uvm.empty(1, device=here)
+            torch_uvm.memory.empty(1, device=here)
     facts = collect()
     text = _report(facts) if arguments.report else _text(facts, options=True)
     try:

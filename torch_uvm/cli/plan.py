@@ -106,7 +106,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="TRACE",
         type=Path,
         action="append",
-        help="a trace of torch_uvm.record_accesses, recorded where everything fits; once for each rank",
+        help="a trace of torch_uvm.tools.record_accesses, recorded where everything fits; once for each rank",
     )
     parser.add_argument(
         "--deferred", metavar="TRACE", type=Path, action="append", help='the same with optimizer="deferred"'
@@ -154,7 +154,7 @@ def _read(path: Path, step_ms: float | None) -> Trace:
     except OSError as error:
         raise _Wrong(
             f"--from or --deferred {excerpt(str(path))}: {error.strerror}; expected a file that "
-            f"torch_uvm.record_accesses has written (docs/annex.md)"
+            f"torch_uvm.tools.record_accesses has written (docs/annex.md)"
         ) from None
     finally:
         reading.close()

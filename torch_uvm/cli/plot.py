@@ -229,7 +229,7 @@ def main(argv: Sequence[str]) -> int:
         "file",
         metavar="FILE",
         type=Path,
-        help="a trace of torch_uvm.record_accesses, or a schedule of `python -m torch_uvm schedule`",
+        help="a trace of torch_uvm.tools.record_accesses, or a schedule of `python -m torch_uvm schedule`",
     )
     parser.add_argument(
         "-o", "--output", metavar="PICTURE", type=Path, required=True, help="such as step.png"

@@ -24,7 +24,7 @@ _HEADS = "allocator|ns/call|in the last|ms in all|reserved|waste|at peak|allocs|
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m torch_uvm replay",
-        description="Replays a log of torch_uvm.record_allocations, or RMM's, in its order on one thread. "
+        description="Replays a log of record_allocations, or RMM's, in its order on one thread. "
         "Prints the cost on each allocator: time, memory, calls of the runtime.",
         allow_abbrev=False,
     )

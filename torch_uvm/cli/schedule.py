@@ -34,7 +34,9 @@ def main(argv: Sequence[str]) -> int:
         "budget. Needs no device.",
         allow_abbrev=False,
     )
-    parser.add_argument("trace", metavar="TRACE", type=Path, help="written by torch_uvm.record_accesses")
+    parser.add_argument(
+        "trace", metavar="TRACE", type=Path, help="written by torch_uvm.tools.record_accesses"
+    )
     parser.add_argument("--budget", metavar="BYTES", required=True, help="such as 4GiB")
     parser.add_argument(
         "--step-ms",

@@ -16,8 +16,8 @@ def collect_stats() -> dict[str, Any]:
 
     Returns:
         ``backend``: "emulated", "cuda" or "none". ``limit``, ``managed_bytes``, ``peak_managed_bytes``:
-        managed memory taken from the runtime, in bytes. ``memory``: as ``torch_uvm.memory_stats()``, over
-        all homes. ``residency``: as ``torch_uvm.residency_stats()``, with devices by their index.
+        managed memory taken from the runtime, in bytes. ``memory``: as `torch_uvm.memory.memory_stats`,
+        over all homes. ``residency``: as `torch_uvm.stats`, with devices by their index.
         ``emulated``: None, or a dictionary with ``time_us`` (modelled), ``counters`` of all devices
         together, and ``devices``: for each its ``memory`` in bytes, ``counters``, ``resident_bytes``,
         ``peak_resident_bytes``, and ``timeline``, a list of [modelled microseconds, resident managed

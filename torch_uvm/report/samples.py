@@ -12,7 +12,7 @@ from torch_uvm import _C
 _FIRST_INTERVAL = 0.02  # seconds; doubled whenever there are too many
 MOST_SAMPLES = 1200
 
-#: The totals in `residency_stats()`: bytes and milliseconds, and counts.
+#: The totals in `stats()`: bytes and milliseconds, and counts.
 _TRAFFIC = ("fetched", "written_back", "dropped_clean", "used_in_place", "moved", "waited", "made_room")
 _COUNTS = ("plan_hits", "plan_misses", "over_budget", "failures")
 
