@@ -296,9 +296,12 @@ def assemble(version: str, extension: Path) -> None:
     (site / "torch_uvm").mkdir(parents=True)
     (site / "torch_uvm_autoload.py").symlink_to(ROOT / "torch_uvm_autoload.py")
     for path in (ROOT / "torch_uvm").iterdir():
-        if path.suffix != ".so" and path.name != "__pycache__":
+        if path.name not in ("_native", "__pycache__"):
             (site / "torch_uvm" / path.name).symlink_to(path)
-    (site / "torch_uvm" / extension.name).symlink_to(extension)
+    major, minor = version.split(".")[:2]
+    native = site / "torch_uvm" / "_native" / f"torch_{major}_{minor}_cu13"  # torch_uvm/_util/native.py
+    native.mkdir(parents=True)
+    (native / extension.name).symlink_to(extension)
 
 
 def environment(version: str, fake_cuda: Path) -> dict[str, str]:
