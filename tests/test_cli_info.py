@@ -116,7 +116,7 @@ class TestInfo:
             ({"cuda_devices": 0, "driver": {"nvidia": None, "cuda": None}}, "finds no driver"),
             ({"cuda_devices": 0, "driver": {"nvidia": "470.1", "cuda": "11.4"}}, "CUDA 11.4 at most"),
             ({"cuda_devices": 0}, "CUDA_VISIBLE_DEVICES"),
-            ({"built_for": "CPU"}, "CUDA_HOME"),
+            ({"built_for": "CPU"}, "TORCH_UVM_CUDA=0"),
             ({"backend": "none", "accelerator": "xpu"}, "accelerator xpu"),
             ({"backend": "emulated", "emulated": True}, "is emulated"),
             ({"device": {"managed_memory": False}}, "has no managed memory"),
