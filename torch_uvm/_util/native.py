@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parents[1] / "_native"
+HERE = Path(__file__).absolute().parents[1] / "_native"  # of the package, which may be a link to this one
 
 
 def described(folder: str) -> str:
