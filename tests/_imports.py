@@ -24,8 +24,16 @@ LAYERS = [
     ["_dry"],
     ["_environment"],
     # the public names
-    ["accesses", "allocation_iterations", "allocation_logs", "allocations", "allocators", "arenas", "keep"]
-    + ["plans", "replays", "schedules", "traces"],
+    [
+        "allocation_iterations",
+        "allocation_logs",
+        "allocators",
+        "memory",
+        "replays",
+        "schedules",
+        "tools",
+        "traces",
+    ],
     [PACKAGE],
     ["cli"],
     ["__main__"],

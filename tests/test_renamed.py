@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import torch_uvm
-from torch_uvm._renamed import RENAMED
+from torch_uvm import _RENAMED as RENAMED
 
 
 def test_the_names_at_the_top() -> None:

@@ -41,7 +41,7 @@ except ImportError as error:
     end_as_command(explained)
     raise ImportError(explained) from error
 
-from torch_uvm import allocators, emulated, memory, tools  # noqa: F401
+from torch_uvm import allocators, emulated, memory, tools
 from torch_uvm._allocators.memory_info import mem_get_info
 from torch_uvm._allocators.statistics import memory_summary
 from torch_uvm._dry.estimates import estimate_memory
@@ -49,7 +49,6 @@ from torch_uvm._environment import apply_environment
 from torch_uvm._patches.aliased_inputs import watch_dynamo
 from torch_uvm._patches.oom_hint import hint_at_the_end
 from torch_uvm._patches.tensor_to import accept_managed_keyword
-from torch_uvm._renamed import renamed
 from torch_uvm._residency.budget import get_budget, set_budget, stats
 from torch_uvm._residency.hints import advise, discard, prefetch, residency
 from torch_uvm._residency.limits import set_host_limit, set_limit
@@ -61,6 +60,7 @@ from torch_uvm._switch.switch import disable, enable
 from torch_uvm._tensors.managed import is_managed
 from torch_uvm._tensors.moves import move_or_copy, to
 from torch_uvm._tensors.operators import register_rules
+from torch_uvm._util.renamed import renamed
 from torch_uvm._util.version import VERSION
 
 __all__ = [
@@ -91,10 +91,20 @@ __all__ = [
 ]
 
 
+# Of version 0.1.
+_RENAMED = {name: f"{it.__name__}.{name}" for it in (memory, tools, allocators) for name in it.__all__} | {
+    "accesses": "torch_uvm.tools",
+    "allocations": "torch_uvm.tools",
+    "arenas": "torch_uvm.allocators",
+    "keep": "torch_uvm.memory",
+    "plans": "torch_uvm.allocators",
+    "residency_stats": "torch_uvm.stats",
+}
+
 if not TYPE_CHECKING:  # a type checker is to refuse old names
 
     def __getattr__(name: str) -> object:
-        return renamed(name)
+        return renamed(name, _RENAMED)
 
 
 __version__ = VERSION

@@ -158,8 +158,8 @@ def resolve_device(device: Any, what: str = "device") -> torch.device:
     here = accelerator()
     try:
         if isinstance(device, int):
-            if here is None or device < 0:
-                raise RuntimeError("no such index")
+            if here is None or not 0 <= device < torch.accelerator.device_count():
+                raise RuntimeError("no such index")  # torch.device would take the last eight bits of it
             meant = torch.device(here.type, device)
         else:
             meant = torch.device(device)
@@ -172,7 +172,7 @@ def resolve_device(device: Any, what: str = "device") -> torch.device:
     index = _index_of(meant)
     if index is None:
         return torch.device(here.type, torch.accelerator.current_device_index())
-    if index >= torch.accelerator.device_count():
+    if not 0 <= index < torch.accelerator.device_count():
         raise ValueError(f"{what} is {show(device)}; accepted: {accepted_devices()}")
     return meant
 
