@@ -119,11 +119,8 @@ class TestOfATrace:
         """With room for one of two weights. A third one is updated on the host: a millisecond of the link."""
         used = [Use(2, True, False, True), Use(0, False, False, False), Use(1, False, False, False)]
         operators = tuple(Operator("op", 0.1, (use,), ()) for use in used)
-        transfers = tuple(
-            Transfer(kind, value, after=at, before=3 - at)
-            for at in (1, 2)
-            for kind, value in (("drop", at - 1), ("fetch", 2 - at))
-        )
+        kinds = [("drop", 0, 1), ("fetch", 1, 1), ("drop", 1, 2), ("fetch", 0, 2)]
+        transfers = tuple(Transfer(*each, before=3 - each[2]) for each in kinds)
         made = Schedule(WEIGHT, WEIGHT, operators, (Value(WEIGHT, is_persistent=True),) * 3, transfers)
         assert problems(made) == []
         # The first weight comes beside the update. The second one waits for what the update has left to do.
