@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 #: Of documents, result files and benchmarks; and what takes minutes.
 NIGHTLY = frozenset(
     "test_bench_residency_runs test_bench_schedules test_docs test_docs_site test_documented_code "
-    "test_dry_op_tables test_plan_errors test_sanitizers".split()
+    "test_dry_op_tables test_full_card test_plan_errors test_sanitizers".split()
 )
 
 
