@@ -6,6 +6,7 @@ It is there to find out what is wrong, so nothing that is wrong stops it: what c
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -185,9 +186,10 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--report", action="store_true", help="one block to paste into an issue")
     arguments = parser.parse_args(argv)
     if arguments.report:
-        torch_uvm.enable()  # so that the block has the budget in force, and what is replaced
-        if (here := accelerator()) is not None:
-            torch_uvm.memory.empty(1, device=here)
+        # So that the block has the budget in force, and what is replaced. It may fail on a broken machine.
+        with contextlib.suppress(Exception):
+            torch_uvm.enable()
+            torch_uvm.memory.empty(1, device=accelerator())
     facts = collect()
     text = _report(facts) if arguments.report else _text(facts, options=True)
     try:
