@@ -1,6 +1,7 @@
 // Min-cost and first-fit eviction ranges on random heaps, compared with an exhaustive search.
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <optional>
 #include <random>
 #include <utility>
@@ -103,6 +104,16 @@ class RandomHeap {
   std::uintptr_t address(void* tag) const {
     return rig_.address(blocks_.at(number_of(tag) - 1));
   }
+  /// Every `step`th block whose cost is finite, the last one first.
+  std::vector<const Block*> movable(std::size_t step) const {
+    std::vector<const Block*> found;
+    for (std::size_t i = blocks_.size(); i-- > 0;) {
+      if (costs_[i] < kNever && i % step == 0) {
+        found.push_back(blocks_[i]);
+      }
+    }
+    return found;
+  }
   void free(void* tag) {
     rig_.allocator->free(std::exchange(blocks_.at(number_of(tag) - 1), nullptr));
   }
@@ -186,6 +197,39 @@ TEST(the_min_cost_range_costs_least_on_random_heaps) {
   }
   // Every kind of result occurred often enough.
   CHECK(windows > 60 && free_already > 60 && covers > 3 && none > 3);
+}
+
+TEST(the_min_cost_range_near_blocks_costs_least_among_theirs) {
+  std::size_t best_of_all = 0, others = 0, none = 0;
+  for (std::uint64_t seed = 1; seed <= 300; ++seed) {
+    Rig rig(std::make_unique<RecordingRuntime>(1), false);
+    RandomHeap heap(rig, seed);
+    const std::size_t asked = heap.size();
+    const Reference best = reference(rig, bytes_of(asked, rig.allocator->cap(0)), heap.by_address);
+    const auto cost = [&](void* tag, std::size_t) { return heap.cost(tag); };
+    const auto sum = [&](const std::vector<void*>& tags) {
+      return std::accumulate(tags.begin(), tags.end(), 0.0, [&](double of, void* tag) { return of + heap.cost(tag); });
+    };
+    if (best.window && best.window->second > 0) {
+      const auto range = rig.allocator->min_cost_range_near(heap.movable(1), asked, 0, cost);
+      CHECK(range.has_value());
+      CHECK_EQ(sum(*range), best.window->first);
+      ++best_of_all;
+    }
+    if (const auto range = rig.allocator->min_cost_range_near(heap.movable(7), asked, 0, cost)) {
+      CHECK(best.window.has_value() && sum(*range) >= best.window->first);
+      for (void* const tag : *range) { // evicting it is enough
+        heap.free(tag);
+      }
+      CHECK(rig.allocator->min_cost_range(asked, 0, cost)->empty());
+      ++others;
+    } else {
+      ++none;
+    }
+    heap.free_all();
+    rig.check();
+  }
+  CHECK(best_of_all > 60 && others > 60 && none > 3);
 }
 
 TEST(the_first_fit_range_is_the_first_on_random_heaps) {

@@ -64,6 +64,12 @@ class FreeIndex {
   /// The block of at least `bytes` at the lowest address; nullptr if there is none. Looks at all that are large enough.
   Block* lowest_fit(std::size_t bytes) const noexcept;
 
+  template <typename Tell>
+  void each(const Tell& tell) const {
+    for (const Key& key : blocks_) {
+      tell(key.block);
+    }
+  }
   std::size_t size() const noexcept {
     return blocks_.size();
   }

@@ -1,6 +1,7 @@
 #include "allocator/caching/heap.h"
 
 #include <algorithm>
+#include <tuple>
 #include <utility>
 
 namespace torch_uvm {
@@ -164,53 +165,43 @@ void Heap::release(Block* block) noexcept {
   }
 }
 
-namespace {
-
-/// Calls `tell` for each minimal window of free neighbours that holds the request, by address, until `tell` returns
-/// true.
 template <typename Tell>
-void each_run(const Heap::Segments& segments, std::size_t bytes, std::optional<Location> segment_home, Tell tell) {
-  for (const auto& [address, segment] : segments) {
-    if (segment_home && segment.home != *segment_home) {
-      continue;
+void Heap::each_run(std::size_t bytes, std::optional<Location> segment_home, Tell tell) const {
+  const auto walk = [&](Block* block) {
+    if ((block->before != nullptr && block->before->state == BlockState::kFree) ||
+        (segment_home && block->segment->home != *segment_home)) {
+      return; // its run begins before
     }
-    Heap::Run window;
-    for (Block* block = segment.first; block != nullptr; block = block->after) {
-      if (block->state != BlockState::kFree) {
-        window = Heap::Run{};
-        continue;
-      }
-      if (window.first == nullptr) {
-        window.first = block;
-      }
+    for (Run window{block, block}; block != nullptr && block->state == BlockState::kFree; block = block->after) {
       window.last = block;
       window.bytes += block->bytes;
       while (window.bytes - window.first->bytes >= bytes) {
         window.bytes -= window.first->bytes;
         window.first = window.first->after;
       }
-      if (window.bytes >= bytes && tell(window)) {
-        return;
+      if (window.bytes >= bytes) {
+        tell(window);
       }
+    }
+  };
+  for (const auto& [key, free_list] : free_lists_) {
+    for (const FreeIndex& index : free_list.free) {
+      index.each(walk);
     }
   }
 }
 
-} // namespace
-
 std::optional<Heap::Run> Heap::best_run(std::size_t bytes, std::optional<Location> segment_home) const {
   std::optional<Run> best;
-  each_run(segments_, bytes, segment_home, [&best](const Run& run) {
-    if (!best || run.bytes < best->bytes) {
+  each_run(bytes, segment_home, [&best](const Run& run) {
+    if (!best || std::tie(run.bytes, run.first->address) < std::tie(best->bytes, best->first->address)) {
       best = run;
     }
-    return false;
   });
   return best;
 }
 
 std::optional<Heap::Run> Heap::first_run(std::size_t bytes, Location segment_home) const {
-  // By the indexes, because thousands of small blocks may be allocated before the first that is free.
   Block* lowest = nullptr;
   for (const auto& [key, free_list] : free_lists_) {
     for (const SizeClass kind : {SizeClass::kSmall, SizeClass::kMedium, SizeClass::kLarge}) {
@@ -225,9 +216,10 @@ std::optional<Heap::Run> Heap::first_run(std::size_t bytes, Location segment_hom
     return Run{lowest, lowest, lowest->bytes};
   }
   std::optional<Run> first;
-  each_run(segments_, bytes, segment_home, [&first](const Run& run) {
-    first = run;
-    return true;
+  each_run(bytes, segment_home, [&first](const Run& run) {
+    if (!first || run.first->address < first->first->address) {
+      first = run;
+    }
   });
   return first;
 }

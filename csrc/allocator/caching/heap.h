@@ -142,6 +142,10 @@ class Heap {
   Unused& unused_of(const Segment& segment) {
     return unused_[static_cast<std::size_t>(segment.home.index + 1)];
   }
+  /// Calls `tell` for each minimal window of free neighbours that holds the request. Finds them in the indexes: most
+  /// blocks are allocated.
+  template <typename Tell>
+  void each_run(std::size_t bytes, std::optional<Location> segment_home, Tell tell) const;
   void append_unused(Segment& segment) noexcept;
   void remove_unused(Segment& segment) noexcept;
   FreeList& look_up_free_list(Location home, Stream stream);

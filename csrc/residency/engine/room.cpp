@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <tuple>
 
 #include "residency/engine/relocation_min.h"
 #include "runtime/error.h"
@@ -19,9 +21,6 @@ constexpr double kCleanByte = 0.5;
 constexpr double kDirtyByte = 1;
 constexpr double kIdleByte = 0.002; // factor for a storage that no step uses: evicted once, not in each step
 constexpr double kFetchedByte = 8; // wastes the fetch and needs another; a last resort
-
-/// A retiring block matches a request if at most 1/64 of the block would be left over, as rounding wastes at most.
-constexpr std::size_t kSlackShare = 64;
 
 /// Maximum size of the blocks that a small request may evict by first fit. Larger blocks are chosen by cost.
 constexpr std::size_t kMaxForSmall = 32 * MiB;
@@ -78,18 +77,17 @@ Record* Room::retiring(const Device::Retirement& retirement) const {
   return record != nullptr && record->retiring && record->retirement == retirement.number ? record : nullptr;
 }
 
-bool Room::evict_same_size(std::size_t bytes, int index, Stream taker) {
-  // Steps repeat, and so do sizes: a retiring block often fits the request exactly.
-  for (const Device::Retirement& each : state_.of(index).retired) {
-    Record* const record = retiring(each);
-    if (record != nullptr && std::isfinite(cost_of(*record, Need::kAhead))) {
-      const std::size_t leaves = state_.memory.bytes(record->device_block);
-      if (leaves >= bytes && leaves - bytes <= leaves / kSlackShare) {
-        return copies_.release_device_copy(*record, taker);
-      }
+std::optional<std::vector<Record*>> Room::retiring_range(std::size_t bytes, int device) {
+  std::vector<const Block*> blocks;
+  for (const Device::Retirement& each : state_.of(device).retired) {
+    if (const Record* const record = retiring(each); record != nullptr && std::isfinite(cost_of(*record, Need::kAhead))) {
+      blocks.push_back(record->device_block);
     }
   }
-  return false;
+  if (blocks.empty()) {
+    return std::nullopt;
+  }
+  return records_of(state_.memory.min_cost_range_near(std::move(blocks), bytes, device, cost_of_block(Need::kAhead)));
 }
 
 double Room::price_of(const std::vector<Record*>& victims, Need need) {
@@ -101,30 +99,26 @@ double Room::price_of(const std::vector<Record*>& victims, Need need) {
 }
 
 std::vector<Record*> Room::cheapest_bytes(std::size_t bytes, int device, Need need) {
-  struct Candidate {
-    double price_of_byte;
-    Record* record;
-  };
+  if (bytes == 0) {
+    return {};
+  }
+  using Candidate = std::tuple<double, StorageId, Record*>; // by the price of a byte
   std::vector<Candidate> candidates;
   for (const auto& [id, record] : state_.records) {
     if (record->device == device && record->device_block != nullptr) {
       if (const double cost = cost_of(*record, need); std::isfinite(cost)) {
-        candidates.push_back({cost / static_cast<double>(record->bytes), record});
+        candidates.emplace_back(cost / static_cast<double>(record->bytes), id, record);
       }
     }
   }
-  std::ranges::sort(candidates, [](const Candidate& left, const Candidate& right) {
-    return left.price_of_byte != right.price_of_byte ? left.price_of_byte < right.price_of_byte
-                                                     : left.record->id < right.record->id;
-  });
+  std::ranges::make_heap(candidates, std::greater{}); // few of them are wanted
   std::vector<Record*> victims;
   std::size_t found = 0;
-  for (const Candidate& candidate : candidates) {
-    if (found >= bytes) {
-      break;
-    }
-    victims.push_back(candidate.record);
-    found += candidate.record->bytes;
+  while (found < bytes && !candidates.empty()) {
+    std::ranges::pop_heap(candidates, std::greater{});
+    victims.push_back(std::get<Record*>(candidates.back()));
+    found += victims.back()->bytes;
+    candidates.pop_back();
   }
   if (found < bytes) {
     return {};
@@ -201,14 +195,7 @@ bool Room::evict_first_fit(std::size_t bytes, int device, Stream taker) {
     return record == nullptr || record->fetching() || block_bytes > kMaxForSmall ? kNever
                                                                                  : cost_of(*record, Need::kNow);
   });
-  if (!run) {
-    return false;
-  }
-  std::vector<Record*> victims;
-  for (void* const tag : *run) {
-    victims.push_back(static_cast<Record*>(tag));
-  }
-  return evict_all(victims, taker);
+  return run && evict_all(*records_of(run), taker);
 }
 
 bool Room::evict_all(int device, Stream taker) {
@@ -231,26 +218,29 @@ bool Room::try_to_evict(std::size_t bytes, int device, Need need, Stream taker) 
   if (bytes < relocation_min() && need == Need::kNow && evict_first_fit(bytes, device, taker)) {
     return true;
   }
-  if (evict_same_size(bytes, device, taker)) {
-    return true;
+  if (const auto run = retiring_range(bytes, device)) { // most requests
+    return evict_all(*run, taker);
   }
   if (need == Need::kAhead && state_.memory.unused(device) < bytes && state_.of(device).retired.empty()) {
     return false; // a prefetch evicts only retiring storages, and there are none
   }
-  std::optional<std::vector<Record*>> run = min_cost_range(bytes, device, need);
   // Compare evicting a contiguous range with evicting the cheapest storages anywhere and relocating blocks afterwards.
   // Relocation needs free places for the blocks in the way, so retry with more and more spare bytes.
+  std::optional<std::vector<Record*>> run;
   for (const std::size_t spare : {std::size_t{0}, bytes / 8, bytes / 4, bytes / 2, bytes}) {
     const std::size_t wanting = bytes + spare - std::min(state_.memory.unused(device), bytes + spare);
     if (spare > 0 && wanting == 0) {
       continue; // as before: what is unused does not suffice in pieces
     }
-    const std::vector<Record*> scattered = cheapest_bytes(wanting, device, need);
-    if ((wanting > 0 && scattered.empty()) || (run && price_of(*run, need) <= price_of(scattered, need))) {
-      break;
-    }
-    if (!evict_all(scattered, taker)) {
-      return false;
+    if (wanting > 0) {
+      run = spare == 0 ? min_cost_range(bytes, device, need) : std::move(run);
+      const std::vector<Record*> scattered = cheapest_bytes(wanting, device, need);
+      if (scattered.empty() || (run && price_of(*run, need) <= price_of(scattered, need))) {
+        break;
+      }
+      if (!evict_all(scattered, taker)) {
+        return false;
+      }
     }
     // Relocated blocks are used by compute. On the stream of prefetches, compute would wait for all queued prefetches.
     const Stream on_device = need == Need::kAhead ? state_.of(device).last_stream : taker;
@@ -267,18 +257,25 @@ bool Room::try_to_evict(std::size_t bytes, int device, Need need, Stream taker) 
   return run && evict_all(*run, taker);
 }
 
-std::optional<std::vector<Record*>> Room::min_cost_range(std::size_t bytes, int device, Need need) {
-  const auto tags = state_.memory.min_cost_range(bytes, device, [&](void* tag, std::size_t /*block_bytes*/) {
+BlockCost Room::cost_of_block(Need need) {
+  return [this, need](void* tag, std::size_t /*bytes*/) {
     return tag == nullptr ? kNever : cost_of(*static_cast<Record*>(tag), need);
-  });
+  };
+}
+
+std::optional<std::vector<Record*>> Room::records_of(const std::optional<std::vector<void*>>& tags) {
   if (!tags) {
     return std::nullopt;
   }
-  std::vector<Record*> run;
+  std::vector<Record*> records;
   for (void* const tag : *tags) {
-    run.push_back(static_cast<Record*>(tag));
+    records.push_back(static_cast<Record*>(tag));
   }
-  return run;
+  return records;
+}
+
+std::optional<std::vector<Record*>> Room::min_cost_range(std::size_t bytes, int device, Need need) {
+  return records_of(state_.memory.min_cost_range(bytes, device, cost_of_block(need)));
 }
 
 Block* Room::room_for(std::size_t bytes, int device, Need need, Stream stream) {

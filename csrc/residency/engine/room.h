@@ -45,8 +45,11 @@ class Room final : public PlaceSource {
   bool forget_unmovable(int device);
   bool try_to_evict(std::size_t bytes, int device, Need need, Stream taker);
   bool evict_first_fit(std::size_t bytes, int device, Stream taker);
-  /// Frees a retiring device copy of about the requested size. \return whether there was one
-  bool evict_same_size(std::size_t bytes, int device, Stream taker);
+  /// The cheapest contiguous range of retiring and free blocks, if there is one.
+  std::optional<std::vector<Record*>> retiring_range(std::size_t bytes, int device);
+  /// cost_of for the allocator, whose tags are records.
+  BlockCost cost_of_block(Need need);
+  static std::optional<std::vector<Record*>> records_of(const std::optional<std::vector<void*>>& tags);
   /// Whether the current schedule does not contain the storage and it was not used for a whole step.
   bool is_unused_by_step(const Record& record) const;
   /// Approaches 1 if the next use is near, 0 if it is far.

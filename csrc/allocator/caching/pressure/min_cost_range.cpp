@@ -79,21 +79,19 @@ void check_bytes_of_run(std::size_t bytes) {
   }
 }
 
-/// Updates `best` with the cheapest window of at least `bytes` in a segment.
-/// \return the price of all blocks of the segment
-Price walk(const Segment& segment, std::size_t bytes, const BlockCost& cost, std::optional<Window>& best) {
-  Price all;
+/// Updates `best` with the cheapest window of at least `bytes` among neighbours that may be evicted, from `block` on.
+/// \param all receives the prices of all blocks that are looked at
+/// \return the last block looked at: the first that may not be evicted, or the segment's last
+const Block* walk_run(const Block* block, std::size_t bytes, const BlockCost& cost, std::optional<Window>& best,
+                      Price& all) {
   Window window;
   std::vector<Price> prices; // of the blocks in the window, preceded by those it has moved past
   std::size_t first = 0; // index of the window's first block in `prices`
-  for (const Block* block = segment.first; block != nullptr; block = block->after) {
+  for (;; block = block->after) {
     const Price price = price_of(*block, cost);
     all.add(price);
     if (price.cost == kNever) {
-      window = Window{};
-      prices.clear();
-      first = 0;
-      continue;
+      return block;
     }
     if (window.first == nullptr) {
       window.first = block;
@@ -108,6 +106,18 @@ Price walk(const Segment& segment, std::size_t bytes, const BlockCost& cost, std
     if (window.price.bytes >= bytes && (!best || window.price < best->price)) {
       best = window;
     }
+    if (block->after == nullptr) {
+      return block;
+    }
+  }
+}
+
+/// The same for a segment.
+/// \return the price of all its blocks
+Price walk(const Segment& segment, std::size_t bytes, const BlockCost& cost, std::optional<Window>& best) {
+  Price all;
+  for (const Block* block = segment.first; block != nullptr; block = block->after) {
+    block = walk_run(block, bytes, cost, best, all);
   }
   return all;
 }
@@ -210,6 +220,35 @@ std::optional<std::vector<void*>> CachingManagedAllocator::min_cost_range(std::s
   }
   const std::vector<Candidate> cover = cheapest_cover(std::move(candidates), wanting);
   return cover.empty() ? std::nullopt : std::optional(tags_of(cover));
+}
+
+std::optional<std::vector<void*>> CachingManagedAllocator::min_cost_range_near(std::vector<const Block*> blocks,
+                                                                               std::size_t bytes, int device,
+                                                                               const BlockCost& cost) const {
+  const State& state = *state_;
+  state.check_device(device);
+  check_bytes_of_run(bytes);
+  const std::lock_guard lock(state.mutex);
+  const std::size_t needed = state.bytes_for(bytes, Location::device(device));
+  std::ranges::sort(blocks, {}, &Block::address);
+  std::optional<Window> best;
+  Price all;
+  const Block* last = nullptr; // that was looked at
+  for (const Block* first : blocks) {
+    if (last != nullptr && first->address <= last->address) {
+      continue;
+    }
+    while (first->before != nullptr && price_of(*first->before, cost).cost < kNever) {
+      first = first->before;
+    }
+    last = walk_run(first, needed, cost, best, all);
+  }
+  if (!best) {
+    return std::nullopt;
+  }
+  std::vector<void*> tags;
+  add_tags(best->first, best->last, tags);
+  return tags;
 }
 
 std::vector<void*> CachingManagedAllocator::min_cost_segments(std::size_t bytes, int device,

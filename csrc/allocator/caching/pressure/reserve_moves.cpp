@@ -1,5 +1,6 @@
 // Relocation of blocks that are in the way of a large request: reserve, commit, roll back.
 #include <algorithm>
+#include <functional>
 #include <vector>
 
 #include "allocator/caching/state.h"
@@ -219,13 +220,14 @@ std::vector<CachingManagedAllocator::Move> CachingManagedAllocator::reserve_move
       add_windows(segment, needed, cost, windows);
     }
   }
-  const std::size_t tried = std::min(windows.size(), kMaxTried);
-  std::ranges::partial_sort(windows, windows.begin() + static_cast<std::ptrdiff_t>(tried), {}, &MoveWindow::cost);
+  std::ranges::make_heap(windows, std::greater{}, &MoveWindow::cost); // mostly the first one will do
   State::Places places(state, device, stream);
-  for (std::size_t at = 0; at < tried; ++at) {
-    if (places.find(windows[at], needed, claim, lock)) {
+  for (std::size_t tried = 0; tried < kMaxTried && !windows.empty(); ++tried) {
+    std::ranges::pop_heap(windows, std::greater{}, &MoveWindow::cost);
+    if (places.find(windows.back(), needed, claim, lock)) {
       return places.take();
     }
+    windows.pop_back();
   }
   return {};
 }
