@@ -62,7 +62,8 @@ def check(program: Program, share: float = 0.6) -> Run:
     assert len(bounded.results) == len(plain.results) > 0
     for number, (result, wanted) in enumerate(zip(bounded.results, plain.results, strict=True)):
         assert torch.equal(result, wanted), number
-    assert bounded.figures["written_back"]["bytes"] > 0 and bounded.figures["failures"] == 0
+    assert bounded.figures["written_back"]["bytes"] > 0, bounded.figures
+    assert bounded.figures["failures"] == 0, bounded.figures
     if bounded.figures["over_budget"] == 0:
         assert bounded.reserved <= budget
     return bounded
