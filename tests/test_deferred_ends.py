@@ -261,17 +261,17 @@ def test_a_step_that_cannot_be_recorded_is_taken_once_when_tried_again(
 ) -> None:
     wanted = at_once(OPTIMIZERS[name])
     torch_uvm.enable(budget=BUDGET, optimizer="deferred")
-    plain = deferred_updates._Recorder._add
+    plain = deferred_updates._Recorder._owner_of
     calls = 0
 
-    def failing(self: Any, *args: Any) -> None:
+    def failing(self: Any, *args: Any) -> int:
         nonlocal calls
         calls += 1
         if calls == 3:
             raise KeyboardInterrupt
-        plain(self, *args)
+        return plain(self, *args)
 
-    monkeypatch.setattr(deferred_updates._Recorder, "_add", failing)
+    monkeypatch.setattr(deferred_updates._Recorder, "_owner_of", failing)
     torch.manual_seed(0)
     model = mlp()
     optimizer = OPTIMIZERS[name](model.parameters())

@@ -174,6 +174,14 @@ class DeferredUpdate:
         results: list[torch.Tensor],  # stand for what the call will return
     ) -> None: ...
 
+def add_each(
+    updates: list[DeferredUpdate],  # each gets a call with one element of every list
+    name: str,
+    overload: str,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    results: list[torch.Tensor],
+) -> None: ...
 def begin_recording(
     mode: TorchDispatchMode,
 ) -> None: ...  # it alone gets the thread's operators

@@ -13,21 +13,53 @@ namespace {
 
 namespace py = pybind11;
 
-void add(DeferredUpdate& update, const std::string& name, const std::string& overload, const py::tuple& args,
-         const py::dict& kwargs, const std::vector<at::Tensor>& results) {
-  const torch::jit::ToIValueAllowNumbersAsTensors numbers(true); // PyTorch passes such operands to Python as numbers
-  const c10::OperatorHandle op = c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str());
-  update.add(op,
-             torch::jit::createStackForSchema(op.schema(), torch::jit::tuple_slice(args),
-                                              py::reinterpret_borrow<py::kwargs>(kwargs), std::nullopt),
-             results);
-}
-
 /// An update that Python is recording.
 struct Recorded {
   explicit Recorded(c10::Device device) : update(std::make_unique<DeferredUpdate>(device)) {}
   std::unique_ptr<DeferredUpdate> update;
 };
+
+c10::OperatorHandle operator_of(const std::string& name, const std::string& overload) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str());
+}
+
+torch::jit::Stack stack_of(const c10::OperatorHandle& op, const py::tuple& args, const py::dict& kwargs) {
+  const torch::jit::ToIValueAllowNumbersAsTensors numbers(true); // PyTorch passes such operands to Python as numbers
+  return torch::jit::createStackForSchema(op.schema(), torch::jit::tuple_slice(args),
+                                          py::reinterpret_borrow<py::kwargs>(kwargs), std::nullopt);
+}
+
+void add(Recorded& recorded, const std::string& name, const std::string& overload, const py::tuple& args,
+         const py::dict& kwargs, const std::vector<at::Tensor>& results) {
+  const c10::OperatorHandle op = operator_of(name, overload);
+  recorded.update->add(op, stack_of(op, args, kwargs), results);
+}
+
+/// A list with one element of this list; another value or an empty list as it is.
+c10::IValue element(const c10::IValue& value, std::size_t at) {
+  if (!value.isList() || value.toListRef().empty()) {
+    return value;
+  }
+  c10::impl::GenericList one(value.toList().elementType());
+  one.push_back(value.toListRef().at(at));
+  return one;
+}
+
+/// Records an operator that does the same with each element of its lists: in the update at the same index.
+/// \throws std::out_of_range: a list is shorter
+void add_each(const std::vector<Recorded*>& recorded, const std::string& name, const std::string& overload,
+              const py::tuple& args, const py::dict& kwargs, const std::vector<at::Tensor>& results) {
+  const c10::OperatorHandle op = operator_of(name, overload);
+  const torch::jit::Stack all = stack_of(op, args, kwargs);
+  for (std::size_t at = 0; at < recorded.size(); ++at) {
+    torch::jit::Stack inputs;
+    for (const c10::IValue& value : all) {
+      inputs.push_back(element(value, at));
+    }
+    recorded[at]->update->add(op, std::move(inputs),
+                              results.empty() ? results : std::vector<at::Tensor>{results.at(at)});
+  }
+}
 
 // A KeyboardInterrupt may come between any two calls from Python. So each of these functions is one call: it happens
 // completely or not at all.
@@ -55,12 +87,10 @@ void end_recording(const py::object& mode) {
 void bind_deferred(py::module_& module) {
   py::class_<Recorded>(module, "DeferredUpdate", py::release_gil_before_calling_cpp_dtor()) // may free tensors
       .def(py::init<c10::Device>(), py::arg("device"), no_gil)
-      .def(
-          "add",
-          [](Recorded& self, const std::string& name, const std::string& overload, const py::tuple& args,
-             const py::dict& kwargs,
-             const std::vector<at::Tensor>& results) { add(*self.update, name, overload, args, kwargs, results); },
-          py::arg("name"), py::arg("overload"), py::arg("args"), py::arg("kwargs"), py::arg("results"), keeps_gil);
+      .def("add", &add, py::arg("name"), py::arg("overload"), py::arg("args"), py::arg("kwargs"), py::arg("results"),
+           keeps_gil);
+  module.def("add_each", &add_each, py::arg("updates"), py::arg("name"), py::arg("overload"), py::arg("args"),
+             py::arg("kwargs"), py::arg("results"), keeps_gil);
   module.def("begin_recording", &begin_recording, py::arg("mode"), keeps_gil);
   module.def("end_recording", &end_recording, py::arg("mode"), keeps_gil);
   module.def("deferrable", &deferrable, py::arg("operands"), no_gil);

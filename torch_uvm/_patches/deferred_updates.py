@@ -153,22 +153,24 @@ class _Recorder(TorchDispatchMode):
             results = kwargs.get("out", args[0])
         else:
             raise _unknown(schema)
+        call = (schema.name, schema.overload_name, tuple(args), dict(kwargs), made)
+        values = (*args, *kwargs.values())
         if schema.name.startswith(_ON_EACH):
-            for at in range(len(args[0])):
-                named = dict(zip(kwargs, _elements(kwargs.values(), at), strict=True))
-                self._add(schema, tuple(_elements(args, at)), named, made[at : at + 1])
+            lists = [value for value in values if isinstance(value, (list, tuple)) and value]
+            owners = [self._owner_of(schema, each) for each in zip(*lists, strict=True)]
+            self._owner.update([(id(result), owner) for result, owner in zip(made, owners, strict=False)])
+            _C.add_each([self.updates[owner] for owner in owners], *call)
         else:
-            self._add(schema, tuple(args), dict(kwargs), made)
+            owner = self._owner_of(schema, _tensors(values))
+            self._owner.update([(id(result), owner) for result in made])
+            self.updates[owner].add(*call)
         return results
 
-    def _add(self, schema: Any, args: Any, kwargs: Any, made: list[torch.Tensor]) -> None:
-        used = [id(tensor) for tensor in _tensors((*args, *kwargs.values()))]
-        owners = {self._owner[each] for each in used if each in self._owner}
+    def _owner_of(self, schema: Any, used: Iterable[Any]) -> int:
+        owners = {self._owner[id(each)] for each in used if id(each) in self._owner}
         if len(owners) != 1:
             raise _unknown(schema)
-        (owner,) = owners
-        self._owner.update([(id(result), owner) for result in made])
-        self.updates[owner].add(schema.name, schema.overload_name, args, kwargs, made)
+        return owners.pop()
 
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
         versions = [tensor._version for tensor in _tensors(args[:1])]
@@ -203,11 +205,6 @@ class _Recorder(TorchDispatchMode):
 
 def _unknown(schema: Any) -> RuntimeError:
     return RuntimeError(f'optimizer="deferred" cannot have {schema}; report it, and use "in_place"')
-
-
-def _elements(values: Iterable[Any], at: int) -> list[Any]:
-    """Arguments with one element of each list, those without any as they are."""
-    return [value[at : at + 1] if isinstance(value, (list, tuple)) else value for value in values]
 
 
 def _operands(arguments: dict[str, Any]) -> tuple[list[list[Any]], list[list[Any]]] | None:
