@@ -160,7 +160,7 @@ sys.modules["kept"] = (x, y, z, graph, pool)
         )
         assert (done.returncode, done.stderr) == (0, "")
 
-    @pytest.mark.skipif(not entry_points(group="torch.backends", name="torch_uvm"), reason="it is not installed")
+    @pytest.mark.skipif(not entry_points(group="torch.backends", name="torch_uvm"), reason="not installed")
     def test_the_variable_turns_it_on_in_an_unchanged_script(self, spawn: Spawn) -> None:
         spawn(
             """
