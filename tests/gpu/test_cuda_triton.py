@@ -82,7 +82,7 @@ def program() -> list[torch.Tensor]:
     return flat
 
 
-@pytest.mark.parametrize("share", [0.8, 0.5, 0.3])
+@pytest.mark.parametrize("share", [0.6, 0.5, 0.3])
 def test_equal_bits(share: float) -> None:
     figures = check(program, share).figures
     assert figures["fetched"]["bytes"] > 0

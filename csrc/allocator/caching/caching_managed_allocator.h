@@ -182,8 +182,8 @@ class CachingManagedAllocator {
 
   // An opaque pointer of the residency layer. nullptr at first and after the block is freed. Takes no lock: the owner
   // of the block calls these. The owner sets tags under its own mutex, which it also holds when it calls
-  // min_cost_range, min_cost_range_near, first_fit_range, find_slides, slide or reserve_moves. `slide` clears the tag of
-  // the block that it moves, and so does `reserve_moves` after `claim` has returned true.
+  // min_cost_range, min_cost_range_near, first_fit_range, find_slides, slide or reserve_moves. `slide` clears the tag
+  // of the block that it moves, and so does `reserve_moves` after `claim` has returned true.
   void set_tag(Block* block, void* tag) noexcept;
   void* tag(const Block* block) const noexcept;
 
@@ -243,8 +243,8 @@ class CachingManagedAllocator {
   ///         frees complete
   /// \throws InvalidArgument; what `cost` throws
   std::optional<std::vector<void*>> min_cost_range(std::size_t bytes, int device, const BlockCost& cost) const;
-  /// The same, but only in the runs of blocks around these ones, whose cost is finite, and never a new segment. Takes no
-  /// time for the other blocks.
+  /// The same, but only in the runs of blocks around these ones, whose cost is finite, and never a new segment. Takes
+  /// no time for the other blocks.
   std::optional<std::vector<void*>> min_cost_range_near(std::vector<const Block*> blocks, std::size_t bytes, int device,
                                                         const BlockCost& cost) const;
   /// First-fit range: like min_cost_range, but the range at the lowest address whatever it costs, and never a new

@@ -80,7 +80,8 @@ Record* Room::retiring(const Device::Retirement& retirement) const {
 std::optional<std::vector<Record*>> Room::retiring_range(std::size_t bytes, int device) {
   std::vector<const Block*> blocks;
   for (const Device::Retirement& each : state_.of(device).retired) {
-    if (const Record* const record = retiring(each); record != nullptr && std::isfinite(cost_of(*record, Need::kAhead))) {
+    if (const Record* const record = retiring(each);
+        record != nullptr && std::isfinite(cost_of(*record, Need::kAhead))) {
       blocks.push_back(record->device_block);
     }
   }
