@@ -77,18 +77,33 @@ Record* Room::retiring(const Device::Retirement& retirement) const {
   return record != nullptr && record->retiring && record->retirement == retirement.number ? record : nullptr;
 }
 
-std::optional<std::vector<Record*>> Room::retiring_range(std::size_t bytes, int device) {
-  std::vector<const Block*> blocks;
+std::vector<Record*> Room::retiring(int device) const {
+  std::vector<Record*> found;
   for (const Device::Retirement& each : state_.of(device).retired) {
-    if (const Record* const record = retiring(each);
-        record != nullptr && std::isfinite(cost_of(*record, Need::kAhead))) {
+    if (Record* const record = retiring(each)) {
+      found.push_back(record);
+    }
+  }
+  return found;
+}
+
+std::optional<std::vector<Record*>> Room::retiring_range(std::size_t bytes, int device, bool read) {
+  const auto cost = [&](const Record& record) {
+    const bool fits = record.retiring && (!read || record.write_back <= state_.of(device).write_backs_read);
+    return fits ? cost_of(record, Need::kAhead) : kNever;
+  };
+  std::vector<const Block*> blocks;
+  for (const Record* const record : retiring(device)) {
+    if (cost(*record) < kNever) {
       blocks.push_back(record->device_block);
     }
   }
   if (blocks.empty()) {
     return std::nullopt;
   }
-  return records_of(state_.memory.min_cost_range_near(std::move(blocks), bytes, device, cost_of_block(Need::kAhead)));
+  return records_of(state_.memory.min_cost_range_near(std::move(blocks), bytes, device, [&](void* tag, std::size_t) {
+    return tag == nullptr ? kNever : cost(*static_cast<Record*>(tag));
+  }));
 }
 
 double Room::price_of(const std::vector<Record*>& victims, Need need) {
@@ -105,10 +120,19 @@ std::vector<Record*> Room::cheapest_bytes(std::size_t bytes, int device, Need ne
   }
   using Candidate = std::tuple<double, StorageId, Record*>; // by the price of a byte
   std::vector<Candidate> candidates;
-  for (const auto& [id, record] : state_.records) {
-    if (record->device == device && record->device_block != nullptr) {
-      if (const double cost = cost_of(*record, need); std::isfinite(cost)) {
-        candidates.emplace_back(cost / static_cast<double>(record->bytes), id, record);
+  std::size_t all = 0;
+  const auto add = [&](Record* record) {
+    if (const double cost = cost_of(*record, need); cost < kNever) {
+      candidates.emplace_back(cost / static_cast<double>(record->bytes), record->id, record);
+      all += record->bytes;
+    }
+  };
+  std::ranges::for_each(retiring(device), add);
+  if (all < bytes && need == Need::kNow) { // else the others need not be priced
+    candidates.clear();
+    for (const auto& [id, record] : state_.records) {
+      if (record->device == device && record->device_block != nullptr) {
+        add(record);
       }
     }
   }
@@ -219,7 +243,7 @@ bool Room::try_to_evict(std::size_t bytes, int device, Need need, Stream taker) 
   if (bytes < relocation_min() && need == Need::kNow && evict_first_fit(bytes, device, taker)) {
     return true;
   }
-  if (const auto run = retiring_range(bytes, device)) { // most requests
+  if (const auto run = retiring_range(bytes, device, /*read=*/true)) { // nothing waits
     return evict_all(*run, taker);
   }
   if (need == Need::kAhead && state_.memory.unused(device) < bytes && state_.of(device).retired.empty()) {
@@ -234,7 +258,10 @@ bool Room::try_to_evict(std::size_t bytes, int device, Need need, Stream taker) 
       continue; // as before: what is unused does not suffice in pieces
     }
     if (wanting > 0) {
-      run = spare == 0 ? min_cost_range(bytes, device, need) : std::move(run);
+      if (spare == 0) {
+        run = retiring_range(bytes, device, /*read=*/false);
+        run = run ? std::move(run) : min_cost_range(bytes, device, need);
+      }
       const std::vector<Record*> scattered = cheapest_bytes(wanting, device, need);
       if (scattered.empty() || (run && price_of(*run, need) <= price_of(scattered, need))) {
         break;

@@ -45,8 +45,10 @@ class Room final : public PlaceSource {
   bool forget_unmovable(int device);
   bool try_to_evict(std::size_t bytes, int device, Need need, Stream taker);
   bool evict_first_fit(std::size_t bytes, int device, Stream taker);
-  /// The cheapest contiguous range of retiring and free blocks, if there is one.
-  std::optional<std::vector<Record*>> retiring_range(std::size_t bytes, int device);
+  std::vector<Record*> retiring(int device) const;
+  /// The cheapest contiguous range of free and retiring blocks, if there is one.
+  /// \param read only blocks that their write-backs have read
+  std::optional<std::vector<Record*>> retiring_range(std::size_t bytes, int device, bool read);
   /// cost_of for the allocator, whose tags are records.
   BlockCost cost_of_block(Need need);
   static std::optional<std::vector<Record*>> records_of(const std::optional<std::vector<void*>>& tags);
