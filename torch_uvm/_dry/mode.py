@@ -27,7 +27,7 @@ from torch_uvm._dry.values import (
 )
 from torch_uvm._tools.cards import Card
 
-_MATH, _FLASH, _OVERRIDEABLE = 0, 1, 4  # of torch.nn.attention.SDPBackend
+_MATH, _FLASH = 0, 1  # of torch.nn.attention.SDPBackend
 #: They allocate, and write nothing.
 _ALLOCATE = frozenset(
     {"aten::empty", "aten::empty_strided", "aten::resize_", "aten::set_", "aten::record_stream"}
@@ -245,10 +245,10 @@ _KNOWN_TYPES = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
 def _attention_kernel(query: Tensor, key: Tensor, value: Tensor, mask: Any = None, *_: Any, **__: Any) -> int:
-    """As on CUDA: fused, by the kernel that has a gradient for the mask where one is needed."""
+    """As on CUDA, where no fused kernel runs with a mask that requires a gradient (T5, on an H100)."""
     if not query.dim() == value.dim() == 4 or query.size(3) != value.size(3):
         return _MATH
-    return _OVERRIDEABLE if isinstance(mask, Tensor) and mask.requires_grad else _FLASH
+    return _MATH if isinstance(mask, Tensor) and mask.requires_grad else _FLASH
 
 
 def _device_of(

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import time
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
@@ -65,6 +66,7 @@ class Run:
         run_alone(self.mode.stand_ins)
         allocation_sites.start()
         register_optimizer_step_post_hook(self._stepped)
+        self._kernels = as_on_cuda()
         _leave_out_compiler(self.mode.stand_ins)
         _note_waits(self.mode.timeline)
         self.mode.__enter__()  # type: ignore[no-untyped-call]
@@ -162,6 +164,20 @@ class Run:
             steps.append(sum(durations[first:end]) / 1e3)
         os.unlink(self._raw)
         return steps[0] if self._done >= 2 else None
+
+
+def as_on_cuda() -> torch.library.Library:
+    """Fused dropout, which keeps a mask of bytes for the backward. The CPU, and so `emu`, keeps more."""
+
+    def dropout(given: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+        return torch.native_dropout(given, p, train)[0] if train and p > 0 else given
+
+    kernels = torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the kernels that these replace
+        for key in ("AutogradPrivateUse1", "PrivateUse1"):
+            kernels.impl("dropout", dropout, key, allow_override=True)
+    return kernels
 
 
 def _leave_out_compiler(stand_ins: StandIns) -> None:
