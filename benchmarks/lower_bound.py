@@ -38,15 +38,6 @@ def bound(
     return lower_bound.bound(read_trace(path), budget, step_ms, rates, intervals, refinements)
 
 
-def least_traffic(path: Path, budget: int, intervals: int = 64) -> tuple[float, float]:
-    """`lower_bound.least_traffic` of the trace in a file.
-
-    Raises:
-        ValueError, RuntimeError, OSError: as `bound`.
-    """
-    return lower_bound.least_traffic(read_trace(path), budget, intervals)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description="A lower bound of a step's time within a budget.", allow_abbrev=False

@@ -84,13 +84,12 @@ def script(tmp_path: Path) -> Script:
     return Script(tmp_path / "trace")
 
 
-@pytest.mark.parametrize(
-    ("budget", "ms", "fetched"), [(300, 3, 0), (250, 3, 75), (200, 3, 150), (150, 4.5, 225), (100, 6, 300)]
-)
-def test_a_ring_of_three(
-    lower_bound: ModuleType, rates: Any, script: Script, budget: int, ms: float, fetched: int
-) -> None:
-    """Of three weights that are read in turn, what does not fit comes one and a half times a round."""
+@pytest.mark.parametrize(("budget", "ms"), [(300, 3), (250, 3), (200, 3), (150, 4.5), (100, 6)])
+def test_a_ring_of_three(lower_bound: ModuleType, rates: Any, script: Script, budget: int, ms: float) -> None:
+    """Of three weights that are read in turn, what does not fit comes one and a half times a round.
+
+    The host keeps what is only read, so nothing has to leave.
+    """
     for name in (1, 2, 3):
         script.storage(name, 100 * MB)
     for _ in range(4):
@@ -99,8 +98,6 @@ def test_a_ring_of_three(
     got = lower_bound.bound(script.write(), budget * MB, rates=rates)
     assert got["in_core_ms"] == pytest.approx(3)
     assert got["bound_ms"] == pytest.approx(ms)
-    # The host keeps what is only read.
-    assert lower_bound.least_traffic(script.path, budget * MB) == (pytest.approx(fetched * MB, abs=1), 0)
 
 
 def test_refinements_find_the_operators_that_matter(
@@ -136,7 +133,6 @@ def test_written_storages_are_written_back_again(lower_bound: ModuleType, rates:
         script.op([2])
     got = lower_bound.bound(script.write(), 100 * MB, rates=rates)
     assert got["bound_ms"] == pytest.approx(4)  # both weights come in
-    assert lower_bound.least_traffic(script.path, 100 * MB) == pytest.approx((200 * MB, 100 * MB))
 
 
 def test_a_part_of_a_storage_may_stay_resident(lower_bound: ModuleType, rates: Any, script: Script) -> None:
@@ -150,7 +146,6 @@ def test_a_part_of_a_storage_may_stay_resident(lower_bound: ModuleType, rates: A
         script.op([first], deaths=[first])
     got = lower_bound.bound(script.write(), 181 * MB, rates=rates)
     assert got["bound_ms"] == pytest.approx(4)
-    assert lower_bound.least_traffic(script.path, 181 * MB)[1] == pytest.approx(20 * MB)
     # The second operator has room for its own result only, and the third one for its operand. 100 MB go and
     # come beside two operators of a millisecond.
     assert lower_bound.bound(script.path, 101 * MB, rates=rates)["bound_ms"] == pytest.approx(5.98)
@@ -197,7 +192,6 @@ def test_an_optimizer_may_update_later(lower_bound: ModuleType, rates: Any, scri
         script.op([], writes=[1, 2], in_place=True, us=100, name=ADAMW)
     got = lower_bound.bound(script.write(), 100 * MB, rates=rates)
     assert got["bound_ms"] == pytest.approx(8.1)
-    assert lower_bound.least_traffic(script.path, 100 * MB) == pytest.approx((200 * MB, 200 * MB))
     assert lower_bound.bound(script.path, 100 * MB, step_ms=2, rates=rates)["bound_ms"] == pytest.approx(
         4 + 2 * 4000 / 8100  # nothing comes beside the second operator
     )

@@ -348,18 +348,6 @@ def bound(
     }
 
 
-def least_traffic(trace: Trace, budget: int, intervals: int = 64) -> tuple[float, float]:
-    """Bytes to the device and to the host in a step that moves the fewest in all, uses in place included.
-
-    Raises:
-        ValueError, RuntimeError: as `bound`.
-    """
-    iteration = iteration_of(trace, 1.0)
-    made = _Bound(iteration, budget, H200, spread_checks(iteration, intervals))
-    solved = made.programme.minimise(term for terms in (*made.into, *made.out) for term in terms)
-    return float(_by_segment(solved, made.into).sum()), float(_by_segment(solved, made.out).sum())
-
-
 def _by_segment(solved: np.ndarray[Any, Any], traffic: list[Terms]) -> np.ndarray[Any, Any]:
     """Bytes."""
     sums = [sum(solved[each] * factor for each, factor in terms) for terms in traffic]
