@@ -46,7 +46,7 @@ c10::IValue element(const c10::IValue& value, std::size_t at) {
 }
 
 /// Records an operator that does the same with each element of its lists: in the update at the same index.
-/// \throws std::out_of_range: a list is shorter
+/// \throws c10::Error: a list is shorter than `recorded`
 void add_each(const std::vector<Recorded*>& recorded, const std::string& name, const std::string& overload,
               const py::tuple& args, const py::dict& kwargs, const std::vector<at::Tensor>& results) {
   const c10::OperatorHandle op = operator_of(name, overload);
