@@ -25,7 +25,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-import _thread_races  # noqa: F401 its programs are in the table, too
+import _hook_races  # noqa: F401 its programs are in the table, too
+import _thread_races  # noqa: F401
 import torch
 from _race_registry import FLOATS, MIB, RACES, RIGHT, Pressure, at_once, compare, full, race
 from torch import nn
@@ -49,8 +50,7 @@ def writes_while_it_is_written_back(draw: random.Random) -> str:
 
 @race()
 def writes_through_another_label(draw: random.Random) -> str:
-    """Writes a tensor under its CPU label and through a view on the device, while other storages are
-    evicted."""
+    """Writes a tensor under its CPU label and through a view on the device, while others are evicted."""
     pressure = Pressure()
     for turn in range(10):
         number = draw.randrange(8)

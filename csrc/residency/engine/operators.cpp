@@ -176,13 +176,20 @@ void ResidencyEngine::begin_nested(Frame& frame, std::span<const Operand> operan
         } catch (...) {
           use_after_failed_preparation(record, streams[static_cast<std::size_t>(record.device)], operand.writes);
         }
-      } else if (operand.writes) {
+        continue;
+      }
+      const Stream stream = streams[static_cast<std::size_t>(record.device)];
+      if (operand.writes) {
         if (record.fetching()) { // the outer operator only reads it, on the host
-          state_.wait(streams[static_cast<std::size_t>(record.device)], record.device_ready);
+          state_.wait(stream, record.device_ready);
           copies_.abandon_fetch(record);
         }
         record.host_valid = record.host_valid && record.points_at == Side::kHost;
         record.retiring = false;
+      }
+      const std::vector<Stream>& known = record.points_at == Side::kDevice ? record.streams : record.in_place_streams;
+      if (std::ranges::find(known, stream) == known.end()) { // as in a hook for saved tensors that has its own stream
+        use_where_it_is(record, stream, operand.writes);
       }
     }
   } catch (...) {
