@@ -150,7 +150,7 @@ TEST(a_pinned_storage_is_neither_evicted_nor_fetched) {
   const Transformer model = small();
   Simulator simulator(with_budget(peak_of(model) / 2));
   model.declare(simulator);
-  const std::string held = model.at("m_fc1", 0);
+  const std::string held = model.at("fc1", 0);
   simulator.policy().pin(simulator.id_of(held), true);
   for (int at = 0; at < 6; ++at) {
     simulator.run(model.step());

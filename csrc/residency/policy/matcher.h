@@ -53,7 +53,6 @@ struct KnownSchedule {
   bool wants_durations() const {
     return untimed != 0 && asked <= kMaxAsked * schedule.iteration.size();
   }
-  bool retired_overdue = false; ///< storages that should be on the host were retired (Policy::State::retire_overdue)
   std::vector<StorageId> bound; ///< by value: its current storage
   FlatMap<std::uint32_t> places; ///< hash of three consecutive operators, to 1 + the last of them
   std::vector<std::uint32_t> same_place; ///< by operator: the next one with the same hash; kNone: no other

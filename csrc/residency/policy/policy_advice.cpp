@@ -35,47 +35,12 @@ void Policy::State::advise() {
   for (const std::uint32_t value : known.schedule.write_back[position]) {
     add_to(decision.write_back, value);
   }
-  if (!known.retired_overdue) {
-    retire_overdue(known);
-  }
   if (catch_up) {
     ask_for_what_is_due(known);
   }
   for (const std::uint32_t value : known.schedule.fetch[position]) {
     add_to(decision.fetch, value);
   }
-}
-
-/// Retires the storages that the schedule has on the host at this position. Their scheduled evictions are after earlier
-/// operators, so `advise` would not retire them in this iteration.
-void Policy::State::retire_overdue(KnownSchedule& known) {
-  const Iteration& iteration = known.schedule.iteration;
-  const std::uint32_t position = matcher.position();
-  bool any_evicted = false;
-  for (std::uint32_t value = 0; value < iteration.values.size(); ++value) {
-    const std::vector<std::uint32_t>& uses = iteration.uses_of[value];
-    if (uses.empty()) {
-      continue;
-    }
-    // The latest use at or before this position.
-    auto after =
-        std::find_if(uses.begin(), uses.end(), [&](std::uint32_t use) { return iteration.uses[use].op > position; });
-    const std::uint32_t latest = after == uses.begin() ? uses.back() : *std::prev(after);
-    any_evicted |= known.schedule.evicted_after[latest];
-    if (known.schedule.evicted_after[latest] && iteration.uses[latest].op != position) {
-      add_to(decision.retire, value);
-    }
-  }
-  if (any_evicted) {
-    // Storages that the step does not use only take up room.
-    storages.for_each([&](StorageId storage, const StorageState& state) {
-      if (!state.pinned && state.last_use + iteration.size() < log.latest() &&
-          matcher.value_of(storage, state) == kNone) {
-        decision.retire.push_back(storage);
-      }
-    });
-  }
-  known.retired_overdue = true;
 }
 
 /// Issues the fetches scheduled before this position whose uses are still ahead.

@@ -112,7 +112,6 @@ void Policy::State::solve(KnownSchedule& known) {
     known.schedule = make_schedule(std::move(known.schedule.iteration), left);
   }
   known.options = options_version;
-  known.retired_overdue = false;
 }
 
 } // namespace torch_uvm

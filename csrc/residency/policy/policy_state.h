@@ -88,7 +88,6 @@ struct Policy::State {
   void advise();
   /// Adds the storage that the value has now, unless it is pinned.
   void add_to(std::vector<StorageId>& storages_to_move, std::uint32_t value) const;
-  void retire_overdue(scheduling::KnownSchedule& known);
   void ask_for_what_is_due(const scheduling::KnownSchedule& known);
 };
 
