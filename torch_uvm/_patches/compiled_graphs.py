@@ -2,7 +2,8 @@
 
 Inductor's graphs launch kernels with addresses that they read once. To the residency engine each call of
 such a graph is one operator: all inputs are made ready together, and pinned until the call returns, on
-whatever thread. Backends that run operators (`eager`, `aot_eager`) need nothing.
+whatever thread. So that they fit, a large graph is compiled in pieces (graph_pieces.py). Backends that run
+operators (`eager`, `aot_eager`) need nothing.
 
 A CUDA graph keeps addresses: captured storages are pinned until the graph is reset or freed.
 """
@@ -10,6 +11,7 @@ A CUDA graph keeps addresses: captured storages are pinned until the graph is re
 from __future__ import annotations
 
 import functools
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -68,6 +70,34 @@ def _noting_constants(plain: Callable[..., None]) -> Callable[..., None]:
         _note(self, [each for each in named.values() if isinstance(each, torch.Tensor)])
 
     return post_compile
+
+
+def _in_pieces(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps Inductor's entry point, which gets graphs from Dynamo."""
+    compiling = threading.local()  # has `a_piece` while this thread does: the entry point calls itself
+
+    @functools.wraps(plain)
+    def compile_fx(model_: Any, example_inputs_: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+        def compile_piece(piece: Any, inputs: Sequence[Any]) -> Any:
+            compiling.a_piece = True
+            try:
+                return plain(piece, inputs, *args, **kwargs)
+            finally:
+                del compiling.a_piece
+
+        if not hasattr(compiling, "a_piece") and isinstance(model_, torch.fx.GraphModule):
+            from torch_uvm._patches import graph_pieces
+
+            most = graph_pieces.most_bytes(model_, example_inputs_)
+            if most is not None:
+                return graph_pieces.compile_pieces(model_, example_inputs_, most, compile_piece)
+        return plain(model_, example_inputs_, *args, **kwargs)
+
+    return compile_fx
+
+
+def _split_graphs(module: ModuleType) -> None:
+    replace_once(module, "compile_fx", _in_pieces)
 
 
 def _watch_calls(module: ModuleType) -> None:
@@ -137,5 +167,6 @@ def watch_graphs() -> None:
     """Patches the classes, Inductor's once Inductor is imported. Imports nothing."""
     when_imported("torch._inductor.output_code", _watch_calls)
     if _C.backend() == "cuda":  # not for the emulated accelerator of a CUDA build
+        when_imported("torch._inductor.compile_fx", _split_graphs)
         for name, wrap in _CAPTURES.items():
             replace_once(torch.cuda.CUDAGraph, name, wrap)

@@ -1,0 +1,146 @@
+"""Compiled graphs in pieces. `aot_eager` stands for Inductor, which has no kernels for `emu`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch._inductor.compile_fx
+from torch import nn
+from torch._dynamo.backends.debugging import aot_eager
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+import torch_uvm
+from torch_uvm._patches import compiled_graphs, graph_pieces
+
+MIB = 1024**2
+DEVICE = torch.device("emu", 0)
+BLOCK_BYTES = 12 * 64 * 64 * 4  # of the parameters
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.qkv, self.out = nn.LayerNorm(64), nn.Linear(64, 192), nn.Linear(64, 64)
+        self.up, self.down = nn.Linear(64, 256), nn.Linear(256, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, _ = x.shape
+        q, k, v = self.qkv(self.norm(x)).view(batch, length, 3, 4, 16).permute(2, 0, 3, 1, 4)
+        scores = (q @ k.transpose(-2, -1)).softmax(-1)
+        x = x + self.out((scores @ v).transpose(1, 2).reshape(batch, length, 64))
+        return x + self.down(F.gelu(self.up(x)))
+
+
+class Network(nn.Module):
+    """Tied weights, statistics that the forward writes, and checkpoints if wanted."""
+
+    def __init__(self, checkpoints: bool) -> None:
+        super().__init__()
+        self.embedding, self.norm = nn.Embedding(100, 64), nn.BatchNorm1d(64)
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+        self.head = nn.Linear(64, 100, bias=False)
+        self.head.weight = self.embedding.weight
+        self.checkpoints = checkpoints
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm(self.embedding(x).flatten(0, 1)).view(*x.shape, 64)
+        for block in self.blocks:
+            y = checkpoint(block, y, use_reentrant=False) if self.checkpoints else block(y)
+        return F.cross_entropy(self.head(y[:, :-1]).flatten(0, 1), x[:, 1:].flatten())
+
+
+@pytest.mark.parametrize("kind", ["plain", "checkpoints", "autocast", "dynamic"])
+def test_bits_are_those_of_the_whole_graph(kind: str) -> None:
+    pieces: list[int] = []
+
+    def whole(graph: Any, inputs: Sequence[Any]) -> Any:
+        pieces.append(1)
+        return aot_eager(graph, inputs)
+
+    def in_pieces(graph: Any, inputs: Sequence[Any]) -> Any:
+        return graph_pieces.compile_pieces(graph, inputs, BLOCK_BYTES, whole)
+
+    def train(backend: Any) -> tuple[list[torch.Tensor], int]:
+        torch._dynamo.reset()
+        pieces.clear()
+        torch.manual_seed(0)
+        model = Network(kind == "checkpoints").to(DEVICE)
+        compiled = torch.compile(model, backend=backend, dynamic=kind == "dynamic")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        results = []
+        for step in range(2):
+            x = torch.randint(100, (2, 16 + (4 * step if kind == "dynamic" else 0))).to(DEVICE)
+            with torch.autocast(DEVICE.type, torch.bfloat16, enabled=kind == "autocast"):
+                loss = compiled(x)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            results.append(loss.detach())
+        with torch.no_grad():
+            results.append(compiled(x))
+        return [each.cpu() for each in (*results, *model.state_dict().values())], len(pieces)
+
+    wanted, graphs = train(whole)
+    found, number = train(in_pieces)
+    assert number >= 3 * graphs
+    assert len(found) == len(wanted) > 10
+    assert all(map(torch.equal, found, wanted))
+
+
+class TestTheEntryPoint:
+    """What Dynamo calls. The budget is a device's, whatever its type: Inductor's graphs are for `cuda`."""
+
+    @staticmethod
+    def graphs_of(function: Any, inputs: list[torch.Tensor], budget: str) -> int:
+        """How many graphs Inductor gets for one of Dynamo's."""
+        seen = []
+
+        def plain(graph: Any, inputs: Sequence[Any], again: bool = True) -> Any:
+            if again:
+                return entry(graph, inputs, again=False)  # as Inductor does for its options
+            seen.append(graph)
+            return aot_eager(graph, inputs)
+
+        def backend(graph: Any, inputs: Sequence[Any]) -> Any:
+            fakes = [FakeOnCuda(each) for each in inputs]
+            with pytest.MonkeyPatch.context() as patch:
+                most = graph_pieces.most_bytes
+                patch.setattr(graph_pieces, "most_bytes", lambda graph, inputs: most(graph, fakes))
+                return entry(graph, inputs)
+
+        class FakeOnCuda(torch.Tensor):
+            @staticmethod
+            def __new__(cls, _: object) -> Any:
+                return torch.Tensor._make_subclass(cls, torch.empty(0))
+
+            is_cuda = True  # type: ignore[assignment]
+            device = torch.device("cuda", 0)  # type: ignore[assignment]
+
+        entry = compiled_graphs._in_pieces(plain)
+        torch._dynamo.reset()
+        before = torch_uvm.get_budget()
+        torch_uvm.set_budget(budget)
+        try:
+            torch.compile(function, backend=backend)(*inputs)
+        finally:
+            torch_uvm.set_budget(before)
+        return len(seen)
+
+    def test_a_tenth_of_the_budget_decides(self) -> None:
+        layers = nn.Sequential(*(nn.Linear(256, 256) for _ in range(8))).to(DEVICE)  # with gradients 4 MiB
+        x = [torch.randn(4, 256).to(DEVICE)]
+        assert self.graphs_of(layers, x, "none") == 1
+        assert self.graphs_of(layers, x, "64MiB") == 1
+        assert 3 <= self.graphs_of(layers, x, "10MiB") <= 6
+
+    def test_a_foreach_optimizer_is_whole(self) -> None:
+        def update(*tensors: torch.Tensor) -> None:
+            torch._foreach_mul_(tensors, 0.5)
+            torch._foreach_add_(tensors, 1.0)
+
+        tensors = [torch.ones(MIB // 4).to(DEVICE) for _ in range(4)]
+        assert self.graphs_of(update, tensors, "10MiB") == 1
