@@ -66,7 +66,8 @@ def test_tries_both_with_equal_bits(found: list[str]) -> None:
     assert all(map(torch.equal, results, expected))
     first = deferred.index(True)
     assert first <= 3  # a step or two pass before bytes move
-    assert all(deferred[first : first + ONE - 1]) and not any(deferred[first + ONE - 1 : first + BOTH - 1])
+    in_place = first + ONE - 1
+    assert all(deferred[first:in_place]) and not any(deferred[in_place : in_place + SETTLING])
     assert len(found) == 1 and deferred_updates.has_decided()
     assert deferred[-1] == found[0].startswith("optimizer auto: deferred")
 

@@ -1,4 +1,4 @@
-"""Triton kernels within a budget, to the last bit: RMSNorm, SwiGLU, cross-entropy, AdamW; a kernel being tuned."""
+"""Triton kernels within a budget, to the last bit: RMSNorm, SwiGLU, cross-entropy, AdamW; one being tuned."""
 
 from __future__ import annotations
 

@@ -20,6 +20,8 @@ LONGEST_SETTLING = 60
 MEASURED = 7
 #: Steps in a row of another optimizer after which that one counts: the first is alive, but no longer used.
 OTHERS = 4
+#: Steps in place that end their trial if each takes longer than deferred ones.
+ENOUGH = 2
 #: Deferred steps that take at most this multiple of their prediction are kept: by all plans so far, updates
 #: in place take longer. Others have costs that no prediction knows, such as the host's.
 LATE = 1.1
@@ -103,6 +105,11 @@ class Trial:
             events.append(event)
             if self.defers and len(events) in (1, MEASURED + 1):
                 self._operators = _C.residency_counts()[0] - self._operators
+            if not self.defers:
+                done = [each for each in events if each.query()]
+                if len(done) > ENOUGH and min(_times(done)) > self._ms(True):
+                    self._events[False] = done
+                    self._decide()
         elif len(events) > MEASURED and events[-1].query():
             if not self.defers or self._is_on_time():
                 self._decide()
@@ -125,8 +132,7 @@ class Trial:
         return self._ms(True) <= LATE * predicted
 
     def _ms(self, defers: bool) -> float:
-        events = self._events[defers]
-        return statistics.median([begin.elapsed_time(end) for begin, end in itertools.pairwise(events)])
+        return statistics.median(_times(self._events[defers]))
 
     def _decide(self) -> None:
         in_place = None if self.defers else self._ms(False)
@@ -140,6 +146,11 @@ class Trial:
             deferred,
             ", as predicted" if in_place is None else f", {in_place:.1f} ms in place",
         )
+
+
+def _times(events: list[torch.Event]) -> list[float]:
+    """Milliseconds of the steps between events."""
+    return [begin.elapsed_time(end) for begin, end in itertools.pairwise(events)]
 
 
 def is_in_backward() -> bool:
