@@ -27,7 +27,7 @@ def most_bytes(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> int | None
     if any(getattr(node.target, "__name__", "").startswith("_foreach_") for node in graph.graph.nodes):
         return None  # an optimizer: each of its operators uses all parameters, so each would be a piece
     for each in inputs:
-        if isinstance(each, torch.Tensor) and each.is_cuda:
+        if isinstance(each, torch.Tensor) and each.device.type not in ("cpu", "meta"):
             budget = _C.budget_of(each.device.index)
             return None if budget is None else budget // _SHARE
     return None
