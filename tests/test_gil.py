@@ -163,7 +163,6 @@ CALLS = {
     "empty_strided": lambda: _C.empty_strided([MIB], [1], torch.float32, x.device),
     "memory_stats": lambda: _C.memory_stats(None),
     "memory_snapshot": lambda: _C.memory_snapshot(),
-    "memory_fragmentation": lambda: _C.memory_fragmentation(None),
     "reset_peak_memory_stats": lambda: _C.reset_peak_memory_stats(None),
     "reset_accumulated_memory_stats": lambda: _C.reset_accumulated_memory_stats(None),
     "check_allocator": lambda: _C.check_allocator(),

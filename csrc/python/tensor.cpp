@@ -7,7 +7,6 @@
 #include <utility>
 #include <vector>
 
-#include "allocator/caching/fragmentation.h"
 #include "config/options.h"
 #include "python/bindings.h"
 #include "runtime/bytes.h"
@@ -52,32 +51,6 @@ CachingManagedAllocator* allocator_in_use() {
 std::vector<SegmentInfo> snapshot() {
   const CachingManagedAllocator* const allocator = allocator_in_use();
   return allocator == nullptr ? std::vector<SegmentInfo>{} : allocator->snapshot();
-}
-
-py::dict fragmentation_dict(const std::optional<c10::Device>& home) {
-  const Fragmentation found = without_gil([&] { return fragmentation(snapshot(), home_of(home)); });
-  py::list pieces;
-  for (std::size_t i = 0; i < found.pieces.size(); ++i) {
-    py::dict row;
-    row["least_bytes"] = Fragmentation::kMin[i];
-    row["count"] = found.pieces[i].count;
-    row["bytes"] = found.pieces[i].bytes;
-    pieces.append(row);
-  }
-  py::dict dict;
-  dict["reserved_bytes"] = found.reserved;
-  dict["allocated_bytes"] = found.allocated;
-  dict["requested_bytes"] = found.requested;
-  dict["rounding_bytes"] = found.rounding();
-  dict["pending_bytes"] = found.pending;
-  dict["free_bytes"] = found.free;
-  dict["inactive_split_bytes"] = found.inactive_split;
-  dict["unused_segment_bytes"] = found.unused_segments;
-  dict["largest_free_bytes"] = found.largest_free;
-  dict["share_outside_largest"] = found.share_outside_largest();
-  dict["pieces"] = pieces;
-  dict["table"] = fragmentation_table(found);
-  return dict;
 }
 
 py::dict statistics_dict(const std::optional<c10::Device>& home) {
@@ -290,7 +263,6 @@ void bind_tensor(py::module_& module) {
       },
       py::arg("home"), no_gil);
   module.def("memory_snapshot", &snapshot_list, no_gil_inside);
-  module.def("memory_fragmentation", &fragmentation_dict, py::arg("home"), no_gil_inside);
   module.def(
       "empty_cache",
       [] {

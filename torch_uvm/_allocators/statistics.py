@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from torch_uvm import _C
+from torch_uvm._allocators.fragmentation import fragmentation
 from torch_uvm._residency.limits import get_host_limit
 from torch_uvm._util.arguments import Device, accelerator, exact_keywords, resolve_home
 
@@ -198,7 +199,7 @@ def memory_fragmentation(device: Device | None = None) -> dict[str, Any]:
     Raises:
         TypeError, ValueError: an unknown device or index.
     """
-    return _C.memory_fragmentation(resolve_home(device))
+    return fragmentation(resolve_home(device))
 
 
 _LEVELS = (
@@ -291,5 +292,5 @@ def memory_summary(device: Device | None = None, abbreviated: bool = False) -> s
                 cells.append(f"{text:>14}")
             lines.append(f"{name or title:<23}{''.join(cells)}")
     if not abbreviated:
-        lines += [rule, _C.memory_fragmentation(home)["table"].rstrip("\n")]
+        lines += [rule, fragmentation(home)["table"].rstrip("\n")]
     return "\n".join([*lines, rule, *_residency_lines(home), rule, ""])
