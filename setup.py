@@ -69,7 +69,7 @@ LAYERS = ["runtime", "allocator", "config", "residency", "tensor", "emulated", "
 GROUP = 6
 GROUP_BELOW_TORCH = 12
 
-# What only tests use: doubles of the runtime, and bindings of them.
+# What only tests use: calls that fail on demand, and bindings of them.
 TEST_SOURCES = ("csrc/runtime/testing/", "csrc/python/test_bindings")
 
 

@@ -32,7 +32,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PIP = ["-m", "pip", "--disable-pip-version-check", "--no-input", "-q"]
 # Names that an extension has only if it was compiled with TORCH_UVM_TEST_BINDINGS=1.
-TEST_DOUBLES = ("RecordingRuntime", "emu_fail_call")
+TEST_DOUBLES = ("FailingCalls", "emu_fail_call")
 # Variables to remove from the environment of a test: paths to the repository, and switches of its user.
 NOT_PASSED_ON = ("TORCH_UVM", "PYTORCH_ENABLE_UNIFIED_MEMORY", "PYTHONPATH")
 

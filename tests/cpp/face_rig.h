@@ -12,9 +12,9 @@
 
 #include "allocator/adaptors/caching_allocator.h"
 #include "harness.h"
+#include "recording/recording_runtime.h"
 #include "runtime/bytes.h"
 #include "runtime/emulated/emulated_runtime.h"
-#include "runtime/testing/recording_runtime.h"
 
 namespace face {
 

@@ -7,9 +7,9 @@
 
 #include "allocator/caching/caching_managed_allocator.h"
 #include "fuzz_input.h"
+#include "recording/recording_runtime.h"
 #include "runtime/bytes.h"
 #include "runtime/emulated/emulated_runtime.h"
-#include "runtime/testing/recording_runtime.h"
 
 using namespace torch_uvm;
 
@@ -284,25 +284,15 @@ class Machine {
 
   void set_options() {
     AllocatorOptions options = allocator_->options();
-    switch (input_.below(6)) {
+    switch (input_.below(3)) {
       case 0:
         options.populate = !options.populate;
         break;
       case 1:
-        options.max_split_bytes = input_.below(2) == 0 ? std::nullopt : std::optional(input_.below(64) * MiB);
-        break;
-      case 2:
         options.segment_min_bytes = input_.below(2) == 0 ? std::nullopt : std::optional(input_.below(64) * MiB);
         break;
-      case 3:
-        options.roundup_power2_divisions = std::size_t{1} << input_.below(10);
-        break;
-      case 4:
-        options.release_threshold = input_.below(2) == 0 ? std::nullopt : std::optional(input_.below(64) * MiB);
-        break;
       default:
-        options.garbage_collection_threshold =
-            input_.below(2) == 0 ? std::nullopt : std::optional(static_cast<double>(input_.below(12)) / 10);
+        options.release_threshold = input_.below(2) == 0 ? std::nullopt : std::optional(input_.below(64) * MiB);
     }
     allocator_->set_options(options);
   }

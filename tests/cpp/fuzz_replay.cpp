@@ -7,8 +7,8 @@
 #include "allocator/replay/allocation_log.h"
 #include "allocator/replay/replay.h"
 #include "fuzz_input.h"
+#include "recording/recording_runtime.h"
 #include "runtime/bytes.h"
-#include "runtime/testing/recording_runtime.h"
 
 using namespace torch_uvm;
 

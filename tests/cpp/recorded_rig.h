@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "allocator_rig.h"
-#include "runtime/testing/recording_runtime.h"
+#include "recording/recording_runtime.h"
 
 namespace contract {
 

@@ -10,9 +10,9 @@
 
 #include "allocator/caching/caching_managed_allocator.h"
 #include "harness.h"
+#include "recording/recording_runtime.h"
 #include "residency/engine/engine.h"
 #include "runtime/bytes.h"
-#include "runtime/testing/recording_runtime.h"
 
 namespace residency {
 

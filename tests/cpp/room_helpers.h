@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "allocator_rig.h"
+#include "recording/recording_runtime.h"
 #include "runtime/emulated/emulated_runtime.h"
-#include "runtime/testing/recording_runtime.h"
 
 namespace contract {
 

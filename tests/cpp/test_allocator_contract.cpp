@@ -1,7 +1,7 @@
 // The contract suite on every runtime and source of segments.
 #include "allocator_contract.h"
+#include "recording/recording_runtime.h"
 #include "runtime/emulated/emulated_runtime.h"
-#include "runtime/testing/recording_runtime.h"
 
 using namespace contract;
 

@@ -8,7 +8,7 @@
 #include <string>
 
 #include "allocator_rig.h"
-#include "runtime/testing/recording_runtime.h"
+#include "recording/recording_runtime.h"
 
 using namespace contract;
 

@@ -7,8 +7,8 @@
 #include <thread>
 
 #include "fork_helpers.h"
+#include "recording/recording_runtime.h"
 #include "runtime/emulated/emulated_runtime.h"
-#include "runtime/testing/recording_runtime.h"
 
 using namespace contract;
 

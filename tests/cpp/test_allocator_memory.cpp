@@ -4,7 +4,7 @@
 
 #include "allocator_rig.h"
 #include "failing_new.h"
-#include "runtime/testing/recording_runtime.h"
+#include "recording/recording_runtime.h"
 
 using namespace contract;
 

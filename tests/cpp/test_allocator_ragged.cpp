@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "allocator_rig.h"
-#include "runtime/testing/recording_runtime.h"
+#include "recording/recording_runtime.h"
 
 using namespace contract;
 
@@ -188,34 +188,6 @@ TEST(without_free_device_memory_a_segment_is_no_larger_than_its_request) {
   Block* const block = rig.allocate(13 * MiB);
   CHECK_EQ(rig.reserved(), static_cast<std::int64_t>(14 * MiB));
   rig.allocator->free(block);
-}
-
-TEST(shared_segments_may_be_split) {
-  AllocatorOptions options;
-  options.max_split_bytes = 24 * MiB;
-  Rig rig = recorded(options);
-  Block* const one = rig.allocate(12 * MiB);
-  Block* const two = rig.allocate(12 * MiB);
-  CHECK_EQ(rig.allocator->bytes(one), 12 * MiB);
-  CHECK_EQ(rig.reserved(), static_cast<std::int64_t>(24 * MiB));
-  rig.allocator->free(one);
-  rig.allocator->free(two);
-}
-
-TEST(sizes_are_rounded_to_fractions_of_a_power_of_two_on_request) {
-  static_assert(round_up_to_division(1200, 4) == 1280 && round_up_to_division(1024, 4) == 1024);
-  static_assert(round_up_to_division(3, 4) == 3 && round_up_to_division(1200, 0) == 1200);
-  AllocatorOptions options;
-  options.roundup_power2_divisions = 4;
-  Rig rig = recorded(options);
-  for (const auto& [asked, given] : {std::pair(5 * MiB + 1, 6 * MiB), std::pair(6 * MiB, 6 * MiB),
-                                     std::pair(std::size_t{70'000}, 80 * KiB), std::pair(MiB + 1, MiB + 256 * KiB)}) {
-    Block* const block = rig.allocate(asked);
-    CHECK_EQ(rig.allocator->bytes(block), given);
-    CHECK_EQ(rig.allocator->requested_bytes(block), asked);
-    rig.allocator->free(block);
-  }
-  rig.check();
 }
 
 HARNESS_MAIN()

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "allocator_rig.h"
-#include "runtime/testing/recording_runtime.h"
+#include "recording/recording_runtime.h"
 
 using namespace contract;
 
@@ -44,12 +44,6 @@ struct Keeping : Rig {
 AllocatorOptions keeping(std::optional<std::size_t> bytes) {
   AllocatorOptions options = apart();
   options.release_threshold = bytes;
-  return options;
-}
-
-AllocatorOptions collecting(double share) {
-  AllocatorOptions options = apart();
-  options.garbage_collection_threshold = share;
   return options;
 }
 
@@ -167,80 +161,9 @@ TEST(a_block_of_another_home_prevents_the_release_of_its_segment) {
   CHECK_EQ(rig.reserved(), std::int64_t{0});
 }
 
-TEST(garbage_is_collected_oldest_first_before_a_new_segment) {
-  Keeping rig(collecting(0.5));
-  rig.runtime->set_limit(256 * MiB); // the threshold is 128 MiB
-  std::vector<Block*> old;
-  for (int i = 0; i < 3; ++i) {
-    old.push_back(rig.allocate(16 * MiB, rig.a));
-  }
-  Block* const recent = rig.allocate(16 * MiB, rig.a);
-  std::vector<std::uintptr_t> at;
-  for (Block* const block : old) {
-    at.push_back(rig.address(block));
-  }
-  const std::uintptr_t recent_at = rig.address(recent);
-  rig.free_all(old);
-  Block* const held = rig.allocate(60 * MiB, rig.a); // 124 MiB in total: below the threshold
-  CHECK_EQ(rig.reserved(), mib(124));
-  for (int i = 0; i < 1000; ++i) {
-    rig.allocator->free(rig.allocate(512, rig.a));
-  }
-  rig.allocator->free(recent);
-  CHECK_EQ(rig.reserved(), mib(126));
-  // above the threshold: the oldest segments are released, and no more than needed
-  Block* const more = rig.allocate(18 * MiB, rig.a);
-  CHECK(!rig.has(at[0]) && rig.has(at[1]) && rig.has(at[2]) && rig.has(recent_at));
-  CHECK_EQ(rig.reserved(), mib(128));
-  rig.check();
-  rig.allocator->free(more);
-  rig.allocator->free(held);
-}
-
-TEST(recently_used_segments_survive_garbage_collection) {
-  Keeping rig(collecting(0.25));
-  rig.runtime->set_limit(256 * MiB); // the threshold is 64 MiB
-  Block* const unused = rig.allocate(30 * MiB, rig.a);
-  const std::uintptr_t unused_at = rig.address(unused);
-  rig.allocator->free(unused);
-  std::uintptr_t used_at = 0;
-  for (int i = 0; i < 100; ++i) {
-    Block* const block = rig.allocate(16 * MiB, Stream::default_of(0));
-    used_at = rig.address(block);
-    rig.allocator->free(block);
-  }
-  Block* const more = rig.allocate(40 * MiB, rig.a);
-  CHECK(rig.has(used_at) != (used_at == unused_at));
-  CHECK(!rig.has(unused_at) || used_at == unused_at);
-  rig.check();
-  rig.allocator->free(more);
-}
-
-TEST(under_a_cap_the_garbage_threshold_is_a_share_of_the_cap) {
-  Keeping rig(collecting(0.5));
-  rig.allocator->set_cap(0, 128 * MiB, 128 * MiB);
-  Block* const one = rig.allocate(30 * MiB, rig.a);
-  rig.allocator->free(one);
-  Block* const of_another = rig.allocator->allocate(30 * MiB, Location::device(1), Stream::default_of(1));
-  rig.allocator->free(of_another);
-  Block* const two = rig.allocate(50 * MiB, rig.a); // above 64 MiB together with the other
-  CHECK_EQ(rig.allocator->levels(Location::device(0)).reserved_bytes[0], mib(50));
-  CHECK_EQ(rig.allocator->levels(Location::device(1)).reserved_bytes[0], mib(30));
-  rig.check();
-  rig.allocator->free(two);
-}
-
 TEST(values_out_of_range_are_refused) {
   Keeping rig(keeping(std::nullopt));
-  for (const double share : {0.0, -0.5, 1.5}) {
-    CHECK_THROWS(InvalidArgument, rig.allocator->set_options(collecting(share)));
-  }
   AllocatorOptions options;
-  options.roundup_power2_divisions = 3;
-  CHECK_THROWS(InvalidArgument, rig.allocator->set_options(options));
-  options.roundup_power2_divisions = 128;
-  CHECK_THROWS(InvalidArgument, rig.allocator->set_options(options));
-  options = AllocatorOptions{};
   options.segment_min_bytes = MiB;
   CHECK_THROWS(InvalidArgument, rig.allocator->set_options(options));
   CHECK(!rig.allocator->options().segment_min_bytes);

@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "allocator_rig.h"
+#include "recording/recording_runtime.h"
 #include "runtime/emulated/emulated_runtime.h"
-#include "runtime/testing/recording_runtime.h"
 
 using namespace contract;
 

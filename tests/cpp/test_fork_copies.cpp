@@ -10,8 +10,8 @@
 #include <utility>
 
 #include "fork_helpers.h"
+#include "recording/recording_runtime.h"
 #include "runtime/host_memory.h"
-#include "runtime/testing/recording_runtime.h"
 
 using namespace contract;
 

@@ -12,10 +12,10 @@
 #include <vector>
 
 #include "harness.h"
+#include "recording/recording_runtime.h"
 #include "runtime/bytes.h"
 #include "runtime/emulated/emulated_runtime.h"
 #include "runtime/host_available.h"
-#include "runtime/testing/recording_runtime.h"
 
 using namespace torch_uvm;
 

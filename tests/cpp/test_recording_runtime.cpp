@@ -3,8 +3,8 @@
 #include <string>
 
 #include "harness.h"
+#include "recording/recording_runtime.h"
 #include "runtime/bytes.h"
-#include "runtime/testing/recording_runtime.h"
 
 using namespace torch_uvm;
 

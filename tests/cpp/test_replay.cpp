@@ -5,9 +5,9 @@
 #include <vector>
 
 #include "harness.h"
+#include "recording/recording_runtime.h"
 #include "runtime/bytes.h"
 #include "runtime/error.h"
-#include "runtime/testing/recording_runtime.h"
 
 namespace {
 

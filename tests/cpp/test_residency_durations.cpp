@@ -7,11 +7,11 @@
 
 #include "../../benchmarks/cpp/paced_runtime.h"
 #include "harness.h"
+#include "recording/recording_runtime.h"
 #include "residency/engine/durations.h"
 #include "residency/engine/link_probe.h"
 #include "residency/policy/schedule.h"
 #include "residency_rig.h"
-#include "runtime/testing/recording_runtime.h"
 
 using namespace torch_uvm;
 

@@ -5,12 +5,12 @@
 #include <random>
 
 #include "harness.h"
+#include "recording/recording_runtime.h"
 #include "residency/engine/staging.h"
 #include "residency/engine/transfers.h"
 #include "runtime/bytes.h"
 #include "runtime/emulated/emulated_runtime.h"
 #include "runtime/error.h"
-#include "runtime/testing/recording_runtime.h"
 
 namespace {
 

@@ -1,4 +1,4 @@
-#include "runtime/testing/recording_hints.h"
+#include "recording/recording_hints.h"
 
 #include <set>
 

@@ -1,4 +1,4 @@
-#include "runtime/testing/recording_runtime.h"
+#include "recording/recording_runtime.h"
 
 #include <algorithm>
 #include <array>
@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "recording/recording_state.h"
 #include "runtime/bytes.h"
-#include "runtime/testing/recording_state.h"
 
 namespace torch_uvm {
 namespace {

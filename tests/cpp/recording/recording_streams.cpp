@@ -1,4 +1,4 @@
-#include "runtime/testing/recording_streams.h"
+#include "recording/recording_streams.h"
 
 #include <algorithm>
 
