@@ -17,7 +17,7 @@ from _results import ROOT
 
 # The layers that a replay needs. None of them includes a torch header.
 _LAYERS = ("runtime", "allocator", "config")
-_CUDA = ("cuda_calls", "cuda_hints", "cuda_runtime", "pool_source")
+_CUDA = ("cuda_calls", "cuda_hints", "cuda_runtime")
 _FLAGS = ("-std=c++20", "-O2", "-g1", "-DNDEBUG", "-fvisibility=hidden")  # the same flags as in setup.py
 # Include by file, for the reason given in setup.py.
 _LINK = ("-l:libstdc++.so.6",)

@@ -75,7 +75,7 @@ layers() {
   cmake -S tests/cpp -B build/cpp -G Ninja --log-level=WARNING -DCMAKE_BUILD_TYPE=RelWithDebInfo || return
   cmake --build build/cpp -j "$MAX_JOBS" || status=$?
   "${CXX:-c++}" -std=c++20 -O2 -g -Wall -Wextra -Icsrc -Itests/cpp -I"$home/include" \
-    tests/gpu/contract_on_gpu.cpp csrc/cuda/{cuda_calls,cuda_hints,cuda_runtime,pinned_memory,pool_source}.cpp build/cpp/liblayers.a \
+    tests/gpu/contract_on_gpu.cpp csrc/cuda/{cuda_calls,cuda_hints,cuda_runtime,pinned_memory}.cpp build/cpp/liblayers.a \
     -o build/contract_on_gpu -L"$home/lib64" -Wl,-rpath,"$home/lib64" -lcudart -lpthread &&
     build/contract_on_gpu || status=$?
   "$PYTHON" -m pytest tests/test_cpp_layers.py || status=$?

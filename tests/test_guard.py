@@ -25,9 +25,8 @@ MIB = 1 << 20
 MAKERS: dict[str, str | None] = {
     r"do_allocate_managed": "runtime/managed_runtime.cpp",
     r"cudaMallocManaged": "cuda/cuda_runtime.cpp",
-    r"cudaMallocFromPoolAsync": "cuda/pool_source.cpp",
-    r"pools_->allocate": "cuda/cuda_runtime.cpp",
-    r"cudaMallocAsync|cuMemAllocManaged|cuMemAllocFromPoolAsync|cuMemAllocAsync": None,
+    r"cudaMallocFromPoolAsync|cudaMallocAsync": None,
+    r"cuMemAllocManaged|cuMemAllocFromPoolAsync|cuMemAllocAsync": None,
     r"cudaHostRegister": "cuda/pinned_memory.cpp",
     r"cuMemHostRegister|cuMemCreate|cuMemMap|hipMallocManaged": None,
 }
@@ -38,7 +37,6 @@ MAPPERS = {
         "cuda/pinned_memory.cpp",
         "runtime/emulated/emulated_runtime.cpp",
         "runtime/emulated/state.cpp",
-        "runtime/testing/recording_state.h",
     },
 }
 

@@ -5,7 +5,6 @@
 // requests of similar size while rounding wastes little.
 #pragma once
 
-#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -47,9 +46,6 @@ constexpr std::size_t kSegmentMax = 128 * MiB;
 /// No machine has more memory; rounding up a larger size could overflow.
 constexpr std::size_t kLargestRequest = std::numeric_limits<std::size_t>::max() / 4;
 
-/// Under max_split_bytes, a block that must not be split may exceed the request by less than this.
-constexpr std::size_t kWholeBlockSlack = kMediumSegment;
-
 constexpr SizeClass size_class(std::size_t requested) {
   return requested <= kSmallRequest  ? SizeClass::kSmall
          : requested < kLargeRequest ? SizeClass::kMedium
@@ -68,17 +64,6 @@ constexpr std::size_t block_bytes(std::size_t requested, std::size_t whole_pages
 /// Alignment of such a block in managed memory.
 constexpr std::size_t block_alignment(std::size_t requested) {
   return requested < kWholePagesRequest ? kBlockAlignment : kLargeGranularity;
-}
-
-constexpr std::size_t kMaxDivisions = 64;
-/// Rounds up to a multiple of 1/divisions of the largest power of two not above `bytes`, as PyTorch's
-/// roundup_power2_divisions does.
-/// \param divisions a power of two; 0: no rounding
-constexpr std::size_t round_up_to_division(std::size_t bytes, std::size_t divisions) {
-  if (divisions == 0 || bytes <= divisions) {
-    return bytes;
-  }
-  return round_up(bytes, std::bit_floor(bytes) / divisions);
 }
 
 /// The pool under which the statistics count a size class.

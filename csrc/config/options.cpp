@@ -2,11 +2,9 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cctype>
 #include <charconv>
 #include <limits>
-#include <numeric>
 #include <utility>
 
 #include "allocator/size_classes.h"
@@ -65,23 +63,6 @@ bool read_bytes_or_auto(std::string_view text, std::optional<std::size_t>& value
 
 std::string show(const std::optional<std::size_t>& bytes) {
   return bytes ? exact_bytes(*bytes) : std::string(kNone);
-}
-
-bool read_share_or_none(std::string_view text, std::optional<double>& value) {
-  if (lower(text) == kNone) {
-    value = std::nullopt;
-    return true;
-  }
-  return read_number(text, value.emplace()) && *value > 0.0 && *value <= 1.0;
-}
-
-std::string show_share(const std::optional<double>& share) {
-  if (!share) {
-    return std::string(kNone);
-  }
-  std::array<char, 32> text{};
-  const auto [end, error] = std::to_chars(text.data(), text.data() + text.size(), *share);
-  return std::string(text.data(), end);
 }
 
 std::string profile_names() {
@@ -153,14 +134,6 @@ constexpr std::array kTable{
         "prefetch a fresh segment to its device",
         [](const Options& o) { return std::string(o.allocator.populate ? "true" : "false"); },
         [](Options& o, std::string_view text) { return read_bool(text, o.allocator.populate); }},
-    Row{"max_split",
-        [] { return "bytes of at least " + exact_bytes(kMediumSegment) + ", or none"; },
-        "cached blocks larger than this are never split",
-        [](const Options& o) { return show(o.allocator.max_split_bytes); },
-        [](Options& o, std::string_view text) {
-          return read_bytes_or_none(text, o.allocator.max_split_bytes) &&
-                 o.allocator.max_split_bytes.value_or(kMediumSegment) >= kMediumSegment;
-        }},
     Row{"segment_min",
         [] { return "bytes of at least " + exact_bytes(kLargeGranularity) + ", or none"; },
         "minimum size of a segment that requests above 1 MiB share; none: requests from 10 MiB on have their own",
@@ -177,27 +150,11 @@ constexpr std::array kTable{
           o.allocator.segment_max_bytes = parse_bytes(text);
           return true;
         }},
-    Row{"roundup_power2_divisions",
-        [] { return "0, 1, 2, 4, ... " + std::to_string(kMaxDivisions); },
-        "steps to which sizes between two powers of two are rounded up, as in PyTorch; 0: no such rounding",
-        [](const Options& o) { return std::to_string(o.allocator.roundup_power2_divisions); },
-        [](Options& o, std::string_view text) {
-          std::size_t& divisions = o.allocator.roundup_power2_divisions;
-          return read_number(text, divisions) &&
-                 (divisions == 0 || (std::has_single_bit(divisions) && divisions <= kMaxDivisions));
-        }},
     Row{"release_threshold",
         [] { return std::string("bytes such as 1GiB, or none"); },
         "release free segments of a home beyond that many bytes; none: keep them until memory is needed",
         [](const Options& o) { return show(o.allocator.release_threshold); },
         [](Options& o, std::string_view text) { return read_bytes_or_none(text, o.allocator.release_threshold); }},
-    Row{"garbage_collection_threshold",
-        [] { return std::string("more than 0 up to 1, or none"); },
-        "above that share of the limit or budget, release the least recently used free segments",
-        [](const Options& o) { return show_share(o.allocator.garbage_collection_threshold); },
-        [](Options& o, std::string_view text) {
-          return read_share_or_none(text, o.allocator.garbage_collection_threshold);
-        }},
     Row{"zero_on_alloc",
         [] { return std::string("true, false, 1, 0, on, off"); },
         "zero the managed memory of every new tensor, so that it does not contain the data of a freed one",
@@ -240,45 +197,15 @@ constexpr std::array kTable{
           }
           return read_number(text, o.emulated.schedule_seed.emplace());
         }},
-    Row{"cuda_segments",
-        [] { return std::string("malloc, pool"); },
-        "where CUDA's segments come from: cudaMallocManaged, or a memory pool of the driver (CUDA 13)",
-        [](const Options& o) { return std::string(o.cuda.pool_segments ? "pool" : "malloc"); },
-        [](Options& o, std::string_view text) {
-          o.cuda.pool_segments = lower(text) == "pool";
-          return o.cuda.pool_segments || lower(text) == "malloc";
-        }},
 };
 // clang-format on
-
-/// Levenshtein distance.
-std::size_t edit_distance(std::string_view from, std::string_view to) {
-  std::vector<std::size_t> row(to.size() + 1);
-  std::iota(row.begin(), row.end(), std::size_t{0});
-  for (std::size_t i = 1; i <= from.size(); ++i) {
-    std::size_t diagonal = std::exchange(row[0], i);
-    for (std::size_t j = 1; j <= to.size(); ++j) {
-      const std::size_t replaced = diagonal + (from[i - 1] != to[j - 1]);
-      diagonal = row[j];
-      row[j] = std::min({replaced, row[j] + 1, row[j - 1] + 1});
-    }
-  }
-  return row.back();
-}
 
 const Row& find_row(std::string_view key) {
   const auto found = std::ranges::find(kTable, key, &Row::key);
   if (found != kTable.end()) {
     return *found;
   }
-  const auto nearest = std::ranges::min_element(
-      kTable, {}, [key, wanted = lower(key)](const Row& row) { return edit_distance(wanted, row.key); });
-  std::string message = "unknown option \"" + std::string(key) + "\"; ";
-  // Suggest a key only if at most a third of its letters are wrong; otherwise it was not a typo.
-  if (edit_distance(lower(key), nearest->key) <= nearest->key.size() / 3) {
-    message += "did you mean " + std::string(nearest->key) + "? ";
-  }
-  message += "The options are ";
+  std::string message = "unknown option \"" + std::string(key) + "\"; the options are ";
   for (const Row& row : kTable) {
     message += (&row == kTable.data() ? "" : ", ") + std::string(row.key);
   }

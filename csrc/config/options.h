@@ -17,12 +17,6 @@ namespace torch_uvm {
 
 inline constexpr std::size_t kDefaultRelocationMin = 256 * 1024;
 
-/// Options of the CUDA runtime.
-struct CudaConfig {
-  bool pool_segments = false; ///< allocate segments from a driver memory pool instead of by cudaMallocManaged
-  bool operator==(const CudaConfig&) const = default;
-};
-
 struct Options {
   std::optional<std::size_t> limit; ///< total managed bytes; nullopt: what the host has available
   std::optional<BudgetRequest> budget; ///< for each device; nullopt: not set, and there is no budget yet
@@ -35,7 +29,6 @@ struct Options {
   std::string optimizer = "auto"; ///< when optimizers update parameters: in_place, deferred or auto
   AllocatorOptions allocator;
   EmulatedConfig emulated; ///< the options emulated_devices, emulated_memory, ...
-  CudaConfig cuda;
 };
 
 /// A row of the option table, for documentation, the dump and error messages.
@@ -48,8 +41,7 @@ struct OptionInfo {
 };
 
 /// Parses "key:value,key:value". The empty string gives the defaults.
-/// \throws InvalidArgument naming the key or value, what is accepted, and the nearest key for a typo; also for a
-///         duplicate key
+/// \throws InvalidArgument naming the key or value and what is accepted; also for a duplicate key
 Options parse_options(std::string_view text);
 
 /// Sets one option by name. Strong guarantee.

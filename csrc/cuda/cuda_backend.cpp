@@ -35,9 +35,9 @@ void put_in_place() {
 void register_backend() {
   // The allocator is installed with the runtime, so it is in place for every managed allocation, even with the switch
   // off (of a CPU tensor, for example).
-  Context::get().set_backend({"cuda", [](const Options& options) {
+  Context::get().set_backend({"cuda", [](const Options& /*options*/) {
                                 put_in_place();
-                                return std::make_unique<CudaRuntime>(options.cuda.pool_segments);
+                                return std::make_unique<CudaRuntime>();
                               }});
 }
 

@@ -87,12 +87,7 @@ void CudaRuntime::advise(void* ptr, std::size_t bytes, Advice advice, Location l
   const std::size_t step = advice == Advice::kUnsetReadMostly ? kMigrationPage : bytes;
   auto* const begin = static_cast<std::byte*>(ptr);
   for (std::size_t done = 0; done < bytes; done += step) {
-    const cudaError_t status = mem_advise(begin + done, std::min(step, bytes - done), native_advice(advice), location);
-    if (pools_ && status == cudaErrorNotSupported) {
-      cudaGetLastError();
-      return; // CUDA 13.0 does not support advice on memory from pools
-    }
-    check(status, "cudaMemAdvise");
+    check(mem_advise(begin + done, std::min(step, bytes - done), native_advice(advice), location), "cudaMemAdvise");
   }
   const std::lock_guard lock(said_);
   if (Managed* const allocation = find(ptr)) {

@@ -77,9 +77,6 @@ struct CudaRuntime::ForkHandlers {
   static void before() {
     mutex.lock();
     for (CudaRuntime* const runtime : all) {
-      if (runtime->pools_) {
-        runtime->pools_->mutex().lock();
-      }
       runtime->said_.lock();
       runtime->lock_for_fork();
     }
@@ -88,9 +85,6 @@ struct CudaRuntime::ForkHandlers {
     for (CudaRuntime* const runtime : all) {
       runtime->unlock_after_fork();
       runtime->said_.unlock();
-      if (runtime->pools_) {
-        runtime->pools_->mutex().unlock();
-      }
     }
     mutex.unlock();
   }
@@ -100,7 +94,7 @@ struct CudaRuntime::ForkHandlers {
   }
 };
 
-CudaRuntime::CudaRuntime(bool pool_segments) {
+CudaRuntime::CudaRuntime() {
   int count = 0;
   check(cudaGetDeviceCount(&count), "cudaGetDeviceCount");
   if (count == 0) {
@@ -112,9 +106,6 @@ CudaRuntime::CudaRuntime(bool pool_segments) {
     any_one_memory_ = any_one_memory_ || devices_.back().one_memory();
   }
   pinned_ = std::make_unique<PinnedMemory>(count);
-  if (pool_segments) {
-    pools_ = std::make_unique<PoolSource>(count);
-  }
   ForkHandlers::add(this);
 }
 
@@ -157,20 +148,16 @@ void* CudaRuntime::do_allocate_managed(std::size_t bytes, Location home) {
   int current = 0;
   check(cudaGetDevice(&current), "cudaGetDevice");
   void* ptr = nullptr;
-  if (pools_) {
-    ptr = pools_->allocate(bytes, limit());
-  } else {
-    const cudaError_t status = cudaMallocManaged(&ptr, bytes, cudaMemAttachGlobal);
-    if (status == cudaErrorMemoryAllocation) {
-      refuse(status, "cudaMallocManaged", bytes, OutOfMemory::Cause::kRuntime);
-    }
-    check(status, "cudaMallocManaged");
+  const cudaError_t status = cudaMallocManaged(&ptr, bytes, cudaMemAttachGlobal);
+  if (status == cudaErrorMemoryAllocation) {
+    refuse(status, "cudaMallocManaged", bytes, OutOfMemory::Cause::kRuntime);
   }
+  check(status, "cudaMallocManaged");
   try {
     const std::lock_guard lock(said_);
     managed_.emplace(reinterpret_cast<std::uintptr_t>(ptr), Managed{bytes, current});
   } catch (...) {
-    pools_ ? pools_->free(ptr) : void(succeeded(cudaFree(ptr)));
+    succeeded(cudaFree(ptr));
     throw;
   }
   return ptr;
@@ -192,7 +179,7 @@ void CudaRuntime::do_free_managed(void* ptr, std::size_t /*bytes*/) noexcept {
   try {
     const DeviceScope scope(device);
     const CaptureScope uncaptured;
-    pools_ ? pools_->free(ptr) : void(succeeded(cudaFree(ptr)));
+    succeeded(cudaFree(ptr));
   } catch (const RuntimeFailure&) {
     // At process exit the driver may be unloaded, and the memory with it.
   }

@@ -21,7 +21,6 @@
 #include <vector>
 
 #include "cuda/pinned_memory.h"
-#include "cuda/pool_source.h"
 #include "runtime/managed_runtime.h"
 
 namespace torch_uvm::cuda {
@@ -30,9 +29,8 @@ class CudaRuntime final : public ManagedRuntime {
  public:
   static constexpr std::size_t kMigrationPage = std::size_t{2} << 20; ///< the driver's largest migration granularity
 
-  /// \param pool_segments allocate managed memory from a driver memory pool instead of cudaMallocManaged
-  /// \throws RuntimeFailure if there is no CUDA device, or no pools of managed memory
-  explicit CudaRuntime(bool pool_segments = false);
+  /// \throws RuntimeFailure if there is no CUDA device
+  CudaRuntime();
   ~CudaRuntime() override; ///< must not run concurrently with a fork
 
   std::string name() const override {
@@ -96,7 +94,6 @@ class CudaRuntime final : public ManagedRuntime {
   bool all_concurrent_ = true;
   bool any_one_memory_ = false;
   std::unique_ptr<PinnedMemory> pinned_;
-  std::unique_ptr<PoolSource> pools_; ///< null if segments come from cudaMallocManaged
   mutable std::mutex said_; // leaf; guards managed_
   mutable std::map<std::uintptr_t, Managed> managed_; ///< by address
 };

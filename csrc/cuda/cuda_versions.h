@@ -26,9 +26,7 @@ inline cudaError_t mem_advise(const void* ptr, std::size_t bytes, cudaMemoryAdvi
   return cudaMemAdvise(ptr, bytes, advice, to_cuda(location));
 }
 
-/// Whether mem_discard and make_managed_pool are supported.
-constexpr bool kCanDiscard = true;
-constexpr bool kManagedPools = true;
+constexpr bool kCanDiscard = true; ///< whether mem_discard is supported
 
 /// Discards the contents and prefetches the pages to `next`. Never discard alone: on an H200 (driver 580, CUDA 13.0),
 /// cudaMemDiscardBatchAsync behind pending work takes effect some milliseconds *after* its stream, and even the device,
@@ -37,23 +35,6 @@ inline cudaError_t mem_discard(void* ptr, std::size_t bytes, Location next, cuda
   cudaMemLocation where = to_cuda(next);
   std::size_t first = 0;
   return cudaMemDiscardAndPrefetchBatchAsync(&ptr, &bytes, 1, &where, &first, 1, /*flags=*/0, stream);
-}
-
-/// Creates a pool of managed memory without preferred location, like memory of cudaMallocManaged. The driver of CUDA
-/// 13.0 rejects a maximum size for such a pool. The pool is then created without one, and only
-/// ManagedRuntime::allocate_managed enforces the limit.
-inline cudaError_t make_managed_pool(cudaMemPool_t* pool, std::size_t max_bytes) {
-  cudaMemPoolProps properties{};
-  properties.allocType = cudaMemAllocationTypeManaged;
-  properties.location.type = cudaMemLocationTypeNone;
-  properties.maxSize = max_bytes;
-  const cudaError_t status = cudaMemPoolCreate(pool, &properties);
-  if (status != cudaErrorInvalidValue || max_bytes == 0) {
-    return status;
-  }
-  cudaGetLastError();
-  properties.maxSize = 0;
-  return cudaMemPoolCreate(pool, &properties);
 }
 
 #else
@@ -71,13 +52,8 @@ inline cudaError_t mem_advise(const void* ptr, std::size_t bytes, cudaMemoryAdvi
 }
 
 constexpr bool kCanDiscard = false;
-constexpr bool kManagedPools = false;
 
 inline cudaError_t mem_discard(void* /*ptr*/, std::size_t /*bytes*/, Location /*next*/, cudaStream_t /*stream*/) {
-  return cudaErrorNotSupported;
-}
-
-inline cudaError_t make_managed_pool(cudaMemPool_t* /*pool*/, std::size_t /*max_bytes*/) {
   return cudaErrorNotSupported;
 }
 

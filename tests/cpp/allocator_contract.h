@@ -36,7 +36,6 @@ inline const std::vector<ContractCase>& contract_cases() {
       TORCH_UVM_CASE(another_stream_takes_a_block_before_a_new_segment_is_made),
       TORCH_UVM_CASE(blocks_with_recorded_streams_are_reused),
       TORCH_UVM_CASE(a_moved_block_belongs_to_its_new_home),
-      TORCH_UVM_CASE(large_blocks_stay_whole_under_max_split),
       TORCH_UVM_CASE(addresses_find_their_block),
       TORCH_UVM_CASE(statistics_follow_what_happens),
       TORCH_UVM_CASE(the_total_peak_is_the_peak_of_the_sum),

@@ -144,23 +144,4 @@ inline void a_moved_block_belongs_to_its_new_home(const MakeRig& make) {
   rig.check();
 }
 
-inline void large_blocks_stay_whole_under_max_split(const MakeRig& make) {
-  Rig rig = make();
-  rig.allocator->set_options(AllocatorOptions{.max_split_bytes = 32 * MiB, .segment_min_bytes = std::nullopt});
-  CHECK_THROWS(InvalidArgument, rig.allocator->set_options(AllocatorOptions{.max_split_bytes = 1 * MiB}));
-  CHECK_EQ(*rig.allocator->options().max_split_bytes, 32 * MiB);
-  Block* const large = rig.allocate(64 * MiB);
-  const std::uintptr_t address = rig.address(large);
-  rig.allocator->free(large);
-  Block* const much_smaller = rig.allocate(12 * MiB); // would waste 52 MiB
-  CHECK(rig.address(much_smaller) != address);
-  Block* const little_smaller = rig.allocate(50 * MiB);
-  CHECK_EQ(rig.address(little_smaller), address);
-  CHECK_EQ(rig.allocator->bytes(little_smaller), 64 * MiB); // not split
-  rig.check();
-  rig.allocator->free(much_smaller);
-  rig.allocator->free(little_smaller);
-  rig.check();
-}
-
 } // namespace contract

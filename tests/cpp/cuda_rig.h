@@ -1,6 +1,8 @@
 // The rig of CudaRuntime's tests: a runtime over the fake CUDA runtime (tests/fake_cuda), and leak checks.
 #pragma once
 
+#include <cuda_runtime_api.h>
+
 #include <exception>
 #include <functional>
 #include <memory>
@@ -21,19 +23,17 @@ struct Machine {
   int devices = 2;
   bool concurrent = true;
   const char* profile = "h200";
-  bool pools = true;
 };
 
-inline std::unique_ptr<CudaRuntime> made(bool pool = false, Machine machine = {}) {
-  fake_cuda_reset(machine.devices, kMemory, machine.concurrent, machine.profile, machine.pools);
-  return std::make_unique<CudaRuntime>(pool);
+inline std::unique_ptr<CudaRuntime> made(Machine machine = {}) {
+  fake_cuda_reset(machine.devices, kMemory, machine.concurrent, machine.profile, /*pools=*/1);
+  return std::make_unique<CudaRuntime>();
 }
 
 /// Checks that the fake reports no misuse and that no memory is left.
 inline void all_is_well() {
   CHECK_EQ(std::string(fake_cuda_misuse()), std::string());
-  for (const char* call :
-       {"cudaMallocManaged", "cudaMalloc", "cudaHostAlloc", "cudaHostRegister", "cudaMallocFromPoolAsync"}) {
+  for (const char* call : {"cudaMallocManaged", "cudaMalloc", "cudaHostAlloc", "cudaHostRegister"}) {
     CHECK_EQ(fake_cuda_live(call), std::size_t{0});
   }
 }

@@ -165,10 +165,7 @@ class CachingSubject final : public Subject, private PressureCallback {
     AllocatorOptions options;
     options.populate = choice % 2 == 0;
     options.release_threshold = choice / 2 % 3 == 0 ? std::optional(24 * MiB) : std::nullopt;
-    options.garbage_collection_threshold = choice / 6 % 3 == 0 ? std::optional(0.7) : std::nullopt;
-    options.max_split_bytes = choice / 18 % 4 == 0 ? std::optional(20 * MiB) : std::nullopt;
-    options.roundup_power2_divisions = choice / 72 % 4 == 0 ? 4 : 0;
-    options.segment_min_bytes = choice / 288 % 3 == 0 ? std::nullopt : std::optional(kSegmentMin);
+    options.segment_min_bytes = choice / 6 % 3 == 0 ? std::nullopt : std::optional(kSegmentMin);
     allocator_.set_options(options);
   }
   /// Relocates neighbours, or finds ranges, as the residency engine does. Blocks with a tag may be moved.

@@ -31,33 +31,31 @@ struct Capture {
 } // namespace
 
 TEST(no_call_breaks_a_capture_of_this_thread_or_another) {
-  for (const bool pool : {false, true}) {
-    const auto runtime = made(pool);
-    void* const before = runtime->allocate_managed(MiB, kDevice);
-    Capture capture;
-    const auto work = [&] {
-      runtime->free_managed(runtime->allocate_managed(4 * MiB, kDevice));
-      runtime->free_device(runtime->allocate_device(MiB, 0));
-      runtime->free_pinned(runtime->allocate_pinned(MiB));
-      runtime->free_pinned(runtime->allocate_pinned(32 * MiB));
-      const Stream stream = runtime->create_stream(0, 0);
-      const Event event = runtime->create_event(0, false);
-      runtime->record_event(event, stream);
-      CHECK(runtime->query_event(event) && runtime->query_stream(stream));
-      runtime->synchronize_event(event);
-      runtime->synchronize_stream(stream);
-      runtime->destroy_event(event);
-      runtime->destroy_stream(stream);
-    };
-    work();
-    std::thread(work).join();
-    runtime->free_managed(before);
-    cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
-    cudaThreadExchangeStreamCaptureMode(&mode);
-    CHECK(mode == cudaStreamCaptureModeGlobal); // unchanged
-    CHECK(capture.end());
-    all_is_well();
-  }
+  const auto runtime = made();
+  void* const before = runtime->allocate_managed(MiB, kDevice);
+  Capture capture;
+  const auto work = [&] {
+    runtime->free_managed(runtime->allocate_managed(4 * MiB, kDevice));
+    runtime->free_device(runtime->allocate_device(MiB, 0));
+    runtime->free_pinned(runtime->allocate_pinned(MiB));
+    runtime->free_pinned(runtime->allocate_pinned(32 * MiB));
+    const Stream stream = runtime->create_stream(0, 0);
+    const Event event = runtime->create_event(0, false);
+    runtime->record_event(event, stream);
+    CHECK(runtime->query_event(event) && runtime->query_stream(stream));
+    runtime->synchronize_event(event);
+    runtime->synchronize_stream(stream);
+    runtime->destroy_event(event);
+    runtime->destroy_stream(stream);
+  };
+  work();
+  std::thread(work).join();
+  runtime->free_managed(before);
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeGlobal;
+  cudaThreadExchangeStreamCaptureMode(&mode);
+  CHECK(mode == cudaStreamCaptureModeGlobal); // unchanged
+  CHECK(capture.end());
+  all_is_well();
 }
 
 TEST(the_fake_reports_a_call_that_breaks_a_capture) {

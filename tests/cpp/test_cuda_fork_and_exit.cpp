@@ -54,24 +54,22 @@ TEST(a_forked_child_never_calls_cuda) {
 }
 
 TEST(at_exit_the_driver_may_be_gone) {
-  for (const bool pool : {false, true}) {
-    auto runtime = made(pool);
-    void* const ptr = runtime->allocate_managed(4 * MiB, Location::device(1));
-    void* const plain = runtime->allocate_device(MiB, 0);
-    void* const pinned = runtime->allocate_pinned(MiB);
-    void* const large = runtime->allocate_pinned(32 * MiB);
-    const Event event = runtime->create_event(0, false);
-    fake_cuda_unload(1);
-    runtime->free_managed(ptr);
-    runtime->free_device(plain);
-    runtime->free_pinned(pinned);
-    runtime->free_pinned(large);
-    runtime->destroy_event(event);
-    CHECK_EQ(runtime->managed_bytes(), std::size_t{0});
-    runtime.reset();
-    fake_cuda_unload(0);
-    CHECK_EQ(std::string(fake_cuda_misuse()), std::string());
-  }
+  auto runtime = made();
+  void* const ptr = runtime->allocate_managed(4 * MiB, Location::device(1));
+  void* const plain = runtime->allocate_device(MiB, 0);
+  void* const pinned = runtime->allocate_pinned(MiB);
+  void* const large = runtime->allocate_pinned(32 * MiB);
+  const Event event = runtime->create_event(0, false);
+  fake_cuda_unload(1);
+  runtime->free_managed(ptr);
+  runtime->free_device(plain);
+  runtime->free_pinned(pinned);
+  runtime->free_pinned(large);
+  runtime->destroy_event(event);
+  CHECK_EQ(runtime->managed_bytes(), std::size_t{0});
+  runtime.reset();
+  fake_cuda_unload(0);
+  CHECK_EQ(std::string(fake_cuda_misuse()), std::string());
 }
 
 HARNESS_MAIN()

@@ -44,49 +44,33 @@ TEST(range_attributes_distinguish_unset_from_mixed) {
 }
 
 TEST(a_discard_moves_the_pages_to_the_next_writer) {
-  for (const bool pool : {false, true}) {
-    const auto runtime = made(pool);
-    constexpr std::size_t kBytes = 8 * MiB;
-    auto* const ptr = static_cast<char*>(runtime->allocate_managed(kBytes, kDevice));
-    const Stream side = runtime->create_stream(0, 0);
-    for (const Stream stream : {kStream, side}) { // a discard on the default stream uses an intermediate stream
-      runtime->discard_before(Location::host(), ptr, 4 * MiB, stream);
-      CHECK(runtime->range_attributes(ptr, 4 * MiB).last_prefetch->is_host());
-      CHECK(!runtime->range_attributes(ptr, kBytes).uniform);
-      runtime->discard(ptr, kBytes, stream);
-      CHECK_EQ(runtime->range_attributes(ptr, kBytes).last_prefetch->index, 0);
-    }
-    runtime->discard_before(Location::device(1), ptr, kBytes, side);
-    CHECK_EQ(runtime->range_attributes(ptr, kBytes).last_prefetch->index, 1);
-    CHECK_EQ(fake_cuda_count("cudaMemDiscardAndPrefetchBatchAsync"), std::size_t{5});
-    // a plain discard could drop writes that come later
-    CHECK_EQ(fake_cuda_count("cudaMemDiscardBatchAsync"), std::size_t{0});
-    CHECK_THROWS(InvalidArgument, runtime->discard_before(Location::device(2), ptr, kBytes, side));
-    CHECK_THROWS(InvalidArgument, runtime->discard(ptr, kBytes, Stream::host()));
-    // The default stream waits for the intermediate stream, which has already been destroyed.
-    fake_cuda_hold(1);
-    runtime->discard(ptr, kBytes, kStream);
-    CHECK(!runtime->query_stream(kStream));
-    fake_cuda_hold(0);
-    runtime->synchronize_stream(kStream);
-    fake_cuda_fail("cudaMemDiscardAndPrefetchBatchAsync", 1, cudaErrorUnknown);
-    CHECK_THROWS(RuntimeFailure, runtime->discard(ptr, kBytes, kStream));
-    runtime->destroy_stream(side);
-    runtime->free_managed(ptr);
-    all_is_well();
+  const auto runtime = made();
+  constexpr std::size_t kBytes = 8 * MiB;
+  auto* const ptr = static_cast<char*>(runtime->allocate_managed(kBytes, kDevice));
+  const Stream side = runtime->create_stream(0, 0);
+  for (const Stream stream : {kStream, side}) { // a discard on the default stream uses an intermediate stream
+    runtime->discard_before(Location::host(), ptr, 4 * MiB, stream);
+    CHECK(runtime->range_attributes(ptr, 4 * MiB).last_prefetch->is_host());
+    CHECK(!runtime->range_attributes(ptr, kBytes).uniform);
+    runtime->discard(ptr, kBytes, stream);
+    CHECK_EQ(runtime->range_attributes(ptr, kBytes).last_prefetch->index, 0);
   }
-}
-
-TEST(advice_on_memory_of_a_pool_is_ignored_without_an_error) {
-  const auto runtime = made(true);
-  void* const ptr = runtime->allocate_managed(4 * MiB, kDevice);
-  for (const Advice advice : {Advice::kSetReadMostly, Advice::kUnsetReadMostly, Advice::kSetPreferredLocation,
-                              Advice::kUnsetPreferredLocation, Advice::kSetAccessedBy, Advice::kUnsetAccessedBy}) {
-    runtime->advise(ptr, 4 * MiB, advice, kDevice);
-  }
-  CHECK(cudaGetLastError() == cudaSuccess);
-  const RangeAttributes found = runtime->range_attributes(ptr, 4 * MiB);
-  CHECK(found.uniform && !found.read_mostly && !found.preferred_location && found.accessed_by.empty());
+  runtime->discard_before(Location::device(1), ptr, kBytes, side);
+  CHECK_EQ(runtime->range_attributes(ptr, kBytes).last_prefetch->index, 1);
+  CHECK_EQ(fake_cuda_count("cudaMemDiscardAndPrefetchBatchAsync"), std::size_t{5});
+  // a plain discard could drop writes that come later
+  CHECK_EQ(fake_cuda_count("cudaMemDiscardBatchAsync"), std::size_t{0});
+  CHECK_THROWS(InvalidArgument, runtime->discard_before(Location::device(2), ptr, kBytes, side));
+  CHECK_THROWS(InvalidArgument, runtime->discard(ptr, kBytes, Stream::host()));
+  // The default stream waits for the intermediate stream, which has already been destroyed.
+  fake_cuda_hold(1);
+  runtime->discard(ptr, kBytes, kStream);
+  CHECK(!runtime->query_stream(kStream));
+  fake_cuda_hold(0);
+  runtime->synchronize_stream(kStream);
+  fake_cuda_fail("cudaMemDiscardAndPrefetchBatchAsync", 1, cudaErrorUnknown);
+  CHECK_THROWS(RuntimeFailure, runtime->discard(ptr, kBytes, kStream));
+  runtime->destroy_stream(side);
   runtime->free_managed(ptr);
   all_is_well();
 }
@@ -103,7 +87,7 @@ TEST(read_mostly_is_unset_although_the_first_page_does_not_have_it) {
 }
 
 TEST(without_concurrent_access_there_are_no_hints) {
-  const auto runtime = made(false, {.concurrent = false});
+  const auto runtime = made({.concurrent = false});
   CHECK(!runtime->device_properties(0).concurrent_managed_access);
   void* const ptr = runtime->allocate_managed(4 * MiB, kDevice);
   runtime->prefetch(ptr, 4 * MiB, kDevice, kStream);
@@ -116,7 +100,7 @@ TEST(without_concurrent_access_there_are_no_hints) {
 
 TEST(memory_that_host_and_device_share_is_not_prefetched) {
   for (const char* profile : {"gb10", "gh200"}) {
-    const auto runtime = made(false, {.profile = profile});
+    const auto runtime = made({.profile = profile});
     const DeviceProperties properties = runtime->device_properties(0);
     CHECK(properties.one_memory() && properties.pageable_memory_access && properties.host_page_tables);
     CHECK_EQ(properties.integrated, std::string(profile) == "gb10");
@@ -133,7 +117,7 @@ TEST(memory_that_host_and_device_share_is_not_prefetched) {
 
 TEST(an_allocator_over_shared_memory_does_not_populate) {
   for (const char* profile : {"h200", "gb10", "gh200"}) {
-    const auto runtime = made(false, {.profile = profile});
+    const auto runtime = made({.profile = profile});
     CachingManagedAllocator allocator(*runtime, std::make_unique<ManagedSegmentSource>(*runtime), {});
     allocator.free(allocator.allocate(4 * MiB, kDevice, kStream));
     CHECK_EQ(fake_cuda_count("cudaMemPrefetchAsync"), std::size_t{std::string(profile) == "h200"});

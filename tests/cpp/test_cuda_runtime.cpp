@@ -131,7 +131,7 @@ TEST(the_memory_of_a_device_that_shares_the_hosts_is_the_hosts) {
   CHECK(!made()->device_properties(0).one_memory());
   CHECK_EQ(made()->memory_info(0).total, kMemory);
   for (const char* profile : {"gb10", "gh200"}) {
-    const auto runtime = made(false, {.profile = profile});
+    const auto runtime = made({.profile = profile});
     const MemoryInfo info = runtime->memory_info(1);
     CHECK_EQ(info.total, operating_system_memory_total());
     CHECK(info.free > 0 && info.free <= info.total);

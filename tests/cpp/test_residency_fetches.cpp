@@ -19,28 +19,6 @@ void read_in_turn(Rig& rig) {
 
 } // namespace
 
-/// A request of 5/4 MiB takes a block of 2 MiB here. By what was requested, the budget would hold six, and not four.
-TEST(a_schedule_counts_the_blocks_and_not_what_was_requested) {
-  Rig rig;
-  AllocatorOptions options = rig.memory.options();
-  options.roundup_power2_divisions = 1;
-  rig.memory.set_options(options);
-  for (unsigned char number = 1; number <= 8; ++number) {
-    rig.make(number, 5 * MiB / 4);
-  }
-  for (int step = 0; step < 6; ++step) {
-    read_in_turn(rig);
-  }
-  rig.engine.reset_statistics();
-  for (int step = 0; step < 10; ++step) {
-    read_in_turn(rig);
-  }
-  const ResidencyStatistics figures = rig.engine.statistics();
-  CHECK_EQ(figures.plan_misses, 0);
-  CHECK(figures.fetched.count > 0);
-  CHECK_EQ(figures.dropped_clean.count, 0); // of those that no schedule evicts
-}
-
 TEST(a_running_operator_has_priority_over_fetches_ahead) {
   Rig rig;
   for (unsigned char number = 1; number <= 8; ++number) {

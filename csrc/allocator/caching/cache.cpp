@@ -9,10 +9,6 @@ Block* CachingManagedAllocator::State::best_fit(const Request& request, const Fr
   if (block == nullptr && request.kind == SizeClass::kMedium && shares(request.home)) {
     block = free_list.free[static_cast<std::size_t>(SizeClass::kLarge)].best_fit(request.bytes, alignment);
   }
-  // Do not use up a block that must not be split for a request much smaller than it.
-  if (block != nullptr && stays_whole(block) && block->bytes - request.bytes >= kWholeBlockSlack) {
-    return nullptr;
-  }
   return block;
 }
 
@@ -36,8 +32,7 @@ Block* CachingManagedAllocator::State::from_cache(const Request& request, Lock& 
 }
 
 Block* CachingManagedAllocator::State::split(Block* free, const Request& request) {
-  return stays_whole(free) ? heap.split(free, free->bytes)
-                           : heap.split_aligned(free, request.bytes, alignment_of(request));
+  return heap.split_aligned(free, request.bytes, alignment_of(request));
 }
 
 Block* CachingManagedAllocator::State::take(Block* free, const Request& request, Lock& lock) {

@@ -2,7 +2,6 @@
 #include "allocator/caching/caching_managed_allocator.h"
 
 #include <algorithm>
-#include <bit>
 
 #include "allocator/caching/state.h"
 #include "allocator/invariants.h"
@@ -12,23 +11,9 @@ namespace torch_uvm {
 namespace {
 
 void check_options(const AllocatorOptions& options) {
-  if (options.max_split_bytes && *options.max_split_bytes < kMediumSegment) {
-    throw InvalidArgument("max_split of " + format_bytes(*options.max_split_bytes) + "; at least " +
-                          format_bytes(kMediumSegment) + " is needed, or none");
-  }
   if (options.segment_min_bytes && *options.segment_min_bytes < kLargeGranularity) {
     throw InvalidArgument("segment_min of " + format_bytes(*options.segment_min_bytes) + "; at least " +
                           format_bytes(kLargeGranularity) + " is needed, or none");
-  }
-  if (options.garbage_collection_threshold &&
-      !(*options.garbage_collection_threshold > 0 && *options.garbage_collection_threshold <= 1)) {
-    throw InvalidArgument("garbage_collection_threshold of " + std::to_string(*options.garbage_collection_threshold) +
-                          "; more than 0 and at most 1 is needed, or none");
-  }
-  if (options.roundup_power2_divisions > kMaxDivisions ||
-      (options.roundup_power2_divisions != 0 && !std::has_single_bit(options.roundup_power2_divisions))) {
-    throw InvalidArgument("roundup_power2_divisions of " + std::to_string(options.roundup_power2_divisions) +
-                          "; 0 or a power of two up to " + std::to_string(kMaxDivisions) + " is needed");
   }
 }
 
@@ -139,9 +124,6 @@ Block* CachingManagedAllocator::allocate(std::size_t bytes, Location home, Strea
   std::optional<OutOfMemory> refusal;
   if (state.options.release_threshold) {
     state.release_excess(home);
-  }
-  if (state.options.garbage_collection_threshold) {
-    state.collect_garbage(request, state.new_segment_bytes(request));
   }
   if (Block* const block = state.from_fresh_segment(request, lock, refusal)) {
     return block;

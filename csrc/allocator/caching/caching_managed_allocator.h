@@ -49,19 +49,14 @@ namespace torch_uvm {
 /// Tunables of the policy. The option table (config/options.h) parses and prints them.
 struct AllocatorOptions {
   bool populate = true; ///< prefetch a fresh segment to its device
-  std::optional<std::size_t> max_split_bytes = std::nullopt; ///< larger blocks are never split; at least 20 MiB
   /// Minimum and maximum size of a segment shared by medium and large requests. In between, a new segment is one eighth
   /// of the bytes reserved for its home. A request larger than that gets its own segment. If the minimum is unset or
   /// the memory is not managed, every large request gets its own segment.
   std::optional<std::size_t> segment_min_bytes = kSegmentMin;
   std::size_t segment_max_bytes = kSegmentMax;
-  std::size_t roundup_power2_divisions = 0; ///< round sizes up to 1/n steps of a power of two; 0: no rounding
   /// Maximum bytes of unused segments that a home keeps. Above it, the next free or allocation releases those unused
   /// for longest whose work is done. Unset: keep all.
   std::optional<std::size_t> release_threshold = std::nullopt;
-  /// If more than this fraction of the limit (of the cap, on a device with one) is reserved, an allocation that needs a
-  /// new segment first releases segments unused for longer than the average. In (0, 1]. Unset: never.
-  std::optional<double> garbage_collection_threshold = std::nullopt;
 };
 
 /// Memory-pressure callback: the residency layer implements it and the allocator calls it when memory runs short.

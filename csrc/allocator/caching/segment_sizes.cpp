@@ -51,9 +51,6 @@ std::size_t CachingManagedAllocator::State::new_segment_bytes(const Request& req
   const std::size_t most = std::max(least, round_down(options.segment_max_bytes, kLargeGranularity));
   std::size_t bytes =
       std::clamp(round_up(pool_statistics.reserved_bytes(home) / kGrowth, kLargeGranularity), least, most);
-  if (options.max_split_bytes) { // a larger segment would not be split
-    bytes = std::min(bytes, round_down(*options.max_split_bytes, kLargeGranularity));
-  }
   // Round down to a multiple of the request, so that a series of requests of this size fills the segment completely.
   bytes = std::max({bytes / own * own, own, least_shared_segment});
   return bytes == own || has_free(home, bytes) ? bytes : std::max(unshared, least_shared_segment);

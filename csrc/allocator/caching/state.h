@@ -9,7 +9,7 @@
 //   stream_order.h                 events that order one stream's reuse after another's work
 //   pool_statistics.h              stored statistics
 //   fork_copies.h, fork.cpp        copies for a forked child
-//   snapshot.cpp, fragmentation.cpp, check.cpp   inspection
+//   snapshot.cpp, check.cpp   inspection
 // and in pressure/:
 //   failure_path.cpp               what is tried before OutOfMemory is raised
 //   caps.cpp, min_cost_range.cpp   a device's cap, and what to evict to make room
@@ -117,11 +117,10 @@ struct CachingManagedAllocator::State {
   }
   /// Size of the block that serves a request.
   std::size_t bytes_for(std::size_t requested, Location home) const {
-    const std::size_t bytes = round_up_to_division(requested, options.roundup_power2_divisions);
     const std::optional<std::size_t>& cap = cap_of(home);
-    const std::size_t whole = block_bytes(bytes, cap ? kLargeRequest : kWholePagesRequest);
-    const bool wastes = cap && whole - bytes > std::min(*cap / kRoundingShare, bytes / kRoundingPart);
-    return wastes ? block_bytes(bytes, kLargestRequest) : whole;
+    const std::size_t whole = block_bytes(requested, cap ? kLargeRequest : kWholePagesRequest);
+    const bool wastes = cap && whole - requested > std::min(*cap / kRoundingShare, requested / kRoundingPart);
+    return wastes ? block_bytes(requested, kLargestRequest) : whole;
   }
   /// Takes a free block, orders the request's stream after the work of its free list, and allocates it.
   Block* take(Block* free, const Request& request, Lock& lock);
@@ -132,10 +131,6 @@ struct CachingManagedAllocator::State {
   /// \param filed_at when the block that `later` reuses was filed under `earlier`
   void order(Stream earlier, Stream later, std::uint64_t filed_at, Location home, Lock& lock);
   Block* allocate(Block* reserved, const Request& request, FreeList& free_list) noexcept;
-  /// Whether a block must not be split. Under a cap every block may be split, because segments are few and large.
-  bool stays_whole(const Block* block) const {
-    return options.max_split_bytes && block->bytes > *options.max_split_bytes && !cap_of(block->segment->home);
-  }
   /// \return false if the prefetch failed. The pages then arrive by fault
   bool populate(void* ptr, std::size_t bytes, const Request& request) noexcept;
 
@@ -183,8 +178,6 @@ struct CachingManagedAllocator::State {
   /// stops at the first whose work is not done.
   void release_excess(Location home) noexcept;
   bool work_is_done(const Segment& segment) const noexcept;
-  /// If garbage_collection_threshold is set: releases old segments so that `bytes` more stay below it where possible.
-  void collect_garbage(const Request& request, std::size_t bytes) noexcept;
 
   // failure_path.cpp
   Block* allocate_under_pressure(const Request& request, Lock& lock, std::optional<OutOfMemory> refusal);

@@ -101,10 +101,6 @@ void Context::change_options(const std::function<void(Options&)>& change) {
       throw RuntimeFailure(
           "the emulated accelerator is in use already; configure it before the first tensor is made on it");
     }
-    if (!(changed.cuda == options_.cuda)) {
-      throw RuntimeFailure(
-          "CUDA is in use already; choose cuda_segments before the first managed tensor is made on it");
-    }
     made->runtime->set_limit(changed.limit);
     made->allocator.set_options(changed.allocator);
   }

@@ -153,8 +153,7 @@ Block* CachingManagedAllocator::State::from_run(const Request& request, Lock& lo
       break;
     }
   }
-  const std::size_t bytes = stays_whole(run->last) ? run->bytes : request.bytes;
-  return allocate(heap.split_range(*run, bytes), request, free_list);
+  return allocate(heap.split_range(*run, request.bytes), request, free_list);
 }
 
 std::size_t CachingManagedAllocator::State::release(std::optional<Location> home) noexcept {
