@@ -12,6 +12,7 @@
 #include "tensor/process/budgets.h"
 #include "tensor/process/context.h"
 #include "tensor/process/switch.h"
+#include "tensor/storage/device_statistics.h"
 #include "tensor/storage/managed_storage.h"
 
 namespace torch_uvm::cuda {
@@ -76,9 +77,8 @@ bool DelegatingAllocator::switch_wins(c10::DeviceIndex device, cudaStream_t stre
 
 c10::DataPtr DelegatingAllocator::allocate_managed_on(c10::DeviceIndex device, std::size_t bytes, cudaStream_t stream) {
   const Location home = Location::device(device);
-  c10::DataPtr data;
   try {
-    data = allocate_managed(bytes, home, Stream{device, stream}, c10::Device(c10::DeviceType::CUDA, device));
+    return allocate_managed(bytes, home, Stream{device, stream}, c10::Device(c10::DeviceType::CUDA, device));
   } catch (const c10::OutOfMemoryError&) {
     std::vector<pytorch::OutOfMemoryObserver> observers;
     {
@@ -88,18 +88,6 @@ c10::DataPtr DelegatingAllocator::allocate_managed_on(c10::DeviceIndex device, s
     tell(observers, device, bytes);
     throw;
   }
-  note_level(device);
-  return data;
-}
-
-void DelegatingAllocator::note_level(c10::DeviceIndex device) {
-  statistics_.note(device, managed_allocator().levels(Location::device(device)), [&]() -> pytorch::DeviceStats {
-    try {
-      return native_->getDeviceStats(device);
-    } catch (const c10::Error&) {
-      return {}; // a pluggable allocator has no statistics; an allocation must not fail for that
-    }
-  });
 }
 
 template <typename Allocate>
@@ -108,12 +96,9 @@ auto DelegatingAllocator::allocate_natively(std::size_t bytes, Allocate allocate
   return is_capturing_now() ? allocate() : with_fitted_budget([] { return int{current_device()}; }, bytes, allocate);
 }
 
-void DelegatingAllocator::note_native(c10::DeviceIndex device, std::size_t bytes) {
+void DelegatingAllocator::note_native(c10::DeviceIndex device) {
   if (!is_capturing_now()) {
     look_at_budget(device);
-  }
-  if (statistics_.native_grew(device, bytes) && managed_in_use() != nullptr) {
-    note_level(device);
   }
 }
 
@@ -134,7 +119,7 @@ c10::DataPtr DelegatingAllocator::allocate(std::size_t bytes) {
   ++native_allocations;
   c10::DataPtr data = allocate_natively(bytes, [&] { return native_->allocate(bytes); });
   if (bytes != 0) {
-    note_native(data.device().index(), bytes);
+    note_native(data.device().index());
   }
   return data;
 }
@@ -156,7 +141,7 @@ void* DelegatingAllocator::raw_alloc_with_stream(std::size_t bytes, cudaStream_t
     return ptr;
   }
   void* ptr = allocate_natively(bytes, [&] { return native_->raw_alloc_with_stream(bytes, stream); });
-  note_native(device, bytes);
+  note_native(device);
   return ptr;
 }
 
@@ -218,7 +203,7 @@ void DelegatingAllocator::emptyCache(c10::MempoolId_t pool) {
 pytorch::DeviceStats DelegatingAllocator::getDeviceStats(c10::DeviceIndex device) {
   pytorch::DeviceStats stats = native_->getDeviceStats(device);
   if (CachingManagedAllocator* managed = managed_in_use()) {
-    statistics_.add(device, stats, managed->statistics(Location::device(device)));
+    add(stats, managed->statistics(Location::device(device)));
   }
   return stats;
 }
@@ -233,9 +218,7 @@ void DelegatingAllocator::resetAccumulatedStats(c10::DeviceIndex device) {
 void DelegatingAllocator::resetPeakStats(c10::DeviceIndex device) {
   native_->resetPeakStats(device);
   if (CachingManagedAllocator* managed = managed_in_use()) {
-    const Location home = Location::device(device);
-    managed->reset_peak_statistics(home);
-    statistics_.reset_peaks(device, native_->getDeviceStats(device), managed->levels(home));
+    managed->reset_peak_statistics(Location::device(device));
   }
 }
 

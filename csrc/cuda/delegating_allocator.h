@@ -18,7 +18,6 @@
 #include <utility>
 #include <vector>
 
-#include "cuda/combined_statistics.h"
 #include "cuda/pool_filters.h"
 
 #define TORCH_UVM_TORCH_AT_LEAST(minor) \
@@ -123,12 +122,11 @@ class DelegatingAllocator final : public pytorch::CUDAAllocator {
   /// Calls `allocate`. If the device is out of memory, the automatic budget gives memory back, and it is tried again.
   template <typename Allocate>
   auto allocate_natively(std::size_t bytes, Allocate allocate);
-  void note_level(c10::DeviceIndex device); ///< updates the combined peaks
-  void note_native(c10::DeviceIndex device, std::size_t bytes);
+  /// After a native allocation: the automatic budget follows what is free.
+  void note_native(c10::DeviceIndex device);
 
   pytorch::CUDAAllocator* const native_;
   PoolFilters filters_;
-  CombinedStatistics statistics_;
   std::mutex observers_mutex_; // leaf
   std::vector<pytorch::OutOfMemoryObserver> observers_;
 };

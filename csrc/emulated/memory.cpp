@@ -1,7 +1,6 @@
 #include "emulated/memory.h"
 
 #include <c10/core/CPUAllocator.h>
-#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/util/Exception.h>
 #include <c10/util/SmallVector.h>
 
@@ -13,6 +12,7 @@
 #include "runtime/error.h"
 #include "tensor/process/context.h"
 #include "tensor/process/switch.h"
+#include "tensor/storage/device_statistics.h"
 #include "tensor/storage/host_tensors.h"
 #include "tensor/storage/managed_storage.h"
 
@@ -65,36 +65,6 @@ void delete_cpu_memory(void* ptr) {
   }
 }
 
-void add(c10::CachingAllocator::StatArray& to, const StatArray& from) {
-  // The pool kinds are c10's, in the same order.
-  static_assert(kPoolKinds == static_cast<std::size_t>(c10::CachingAllocator::StatType::NUM_TYPES));
-  for (std::size_t kind = 0; kind < kPoolKinds; ++kind) {
-    to[kind].current += from[kind].current;
-    to[kind].peak += from[kind].peak;
-    to[kind].allocated += from[kind].allocated;
-    to[kind].freed += from[kind].freed;
-  }
-}
-
-void add(c10::CachingDeviceAllocator::DeviceStats& to, const Statistics& from) {
-  add(to.allocation, from.allocation);
-  add(to.segment, from.segment);
-  add(to.active, from.active);
-  add(to.inactive_split, from.inactive_split);
-  add(to.allocated_bytes, from.allocated_bytes);
-  add(to.reserved_bytes, from.reserved_bytes);
-  add(to.active_bytes, from.active_bytes);
-  add(to.inactive_split_bytes, from.inactive_split_bytes);
-  add(to.requested_bytes, from.requested_bytes);
-  to.num_alloc_retries += from.num_alloc_retries;
-  to.num_ooms += from.num_ooms;
-  to.num_sync_all_streams += from.num_sync_all_streams;
-  to.num_device_alloc += from.num_device_alloc;
-  to.num_device_free += from.num_device_free;
-}
-
-// Statistics are the sums of plain and managed memory's. The sum of the two peaks is an upper bound, and exact for a
-// program that uses only one of the two.
 struct EmuAllocator final : c10::DeviceAllocator {
   c10::DataPtr allocate(std::size_t bytes) override {
     return emulated::allocate(current_device(), bytes);

@@ -61,12 +61,8 @@ class TestFigures:
         del plain, managed
         assert torch.cuda.memory_allocated() == before[0]
 
-    def test_peak_is_of_the_sum(self) -> None:
+    def test_peak_is_the_sum_of_both_peaks(self) -> None:
         before = torch.cuda.memory_allocated()
-        for scope in (torch_uvm.disabled, torch_uvm.enabled, torch_uvm.disabled):
-            with scope():
-                block(24)  # freed immediately; its size differs from a cuBLAS workspace
-        assert torch.cuda.max_memory_allocated() - before == 24 * MIB
         with torch_uvm.enabled():
             managed = block(8)
         plain = block(24)
