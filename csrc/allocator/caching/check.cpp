@@ -98,27 +98,25 @@ void count_block(const Block& block, const Segment& segment, Recounts& recounts)
   }
 }
 
-void compare(const Recount& recount, const Statistics& kept, const Levels& now, PoolKind kind, const std::string& whose,
+void compare(const Recount& recount, const Statistics& kept, PoolKind kind, const std::string& whose,
              Findings& findings) {
   const auto pool = static_cast<std::size_t>(kind);
-  const auto same = [&](const char* name, std::int64_t counted, const StatArray& stats, const Levels::Array& levels) {
+  const auto same = [&](const char* name, std::int64_t counted, const StatArray& stats) {
     const Stat& stat = stats[pool];
     findings.expect(stat.current == counted, whose, ", pool ", pool, ": ", name, " is kept as ", stat.current,
                     " and counted as ", counted);
     findings.expect(stat.peak >= stat.current, whose, ", pool ", pool, ": peak of ", name, " is ", stat.peak,
                     ", below ", stat.current);
-    findings.expect(levels[pool] == stat.current, whose, ", pool ", pool, ": the level of ", name, " is ", levels[pool],
-                    ", not ", stat.current);
   };
-  same("allocation", recount.allocation, kept.allocation, now.allocation);
-  same("allocated_bytes", recount.allocated_bytes, kept.allocated_bytes, now.allocated_bytes);
-  same("requested_bytes", recount.requested_bytes, kept.requested_bytes, now.requested_bytes);
-  same("active", recount.active, kept.active, now.active);
-  same("active_bytes", recount.active_bytes, kept.active_bytes, now.active_bytes);
-  same("inactive_split", recount.split, kept.inactive_split, now.inactive_split);
-  same("inactive_split_bytes", recount.split_bytes, kept.inactive_split_bytes, now.inactive_split_bytes);
-  same("segment", recount.segment, kept.segment, now.segment);
-  same("reserved_bytes", recount.reserved_bytes, kept.reserved_bytes, now.reserved_bytes);
+  same("allocation", recount.allocation, kept.allocation);
+  same("allocated_bytes", recount.allocated_bytes, kept.allocated_bytes);
+  same("requested_bytes", recount.requested_bytes, kept.requested_bytes);
+  same("active", recount.active, kept.active);
+  same("active_bytes", recount.active_bytes, kept.active_bytes);
+  same("inactive_split", recount.split, kept.inactive_split);
+  same("inactive_split_bytes", recount.split_bytes, kept.inactive_split_bytes);
+  same("segment", recount.segment, kept.segment);
+  same("reserved_bytes", recount.reserved_bytes, kept.reserved_bytes);
 }
 
 void check_ledger(const PoolStatistics& pool_statistics, Recounts& recounts, int devices, Findings& findings) {
@@ -126,21 +124,19 @@ void check_ledger(const PoolStatistics& pool_statistics, Recounts& recounts, int
   for (int device = -1; device < devices; ++device) {
     const Location home{device};
     const Statistics kept = pool_statistics.statistics(home);
-    const Levels now = pool_statistics.levels(home);
     Recount all;
     for (const PoolKind kind : {PoolKind::kSmall, PoolKind::kLarge}) {
       const Recount& recount = recounts[{home, kind}];
-      compare(recount, kept, now, kind, to_string(home), findings);
+      compare(recount, kept, kind, to_string(home), findings);
       all.add(recount);
       total[static_cast<std::size_t>(kind)].add(recount);
     }
-    compare(all, kept, now, PoolKind::kAll, to_string(home), findings);
+    compare(all, kept, PoolKind::kAll, to_string(home), findings);
     total[0].add(all);
   }
   const Statistics kept = pool_statistics.statistics(std::nullopt);
-  const Levels now = pool_statistics.levels(std::nullopt);
   for (const PoolKind kind : {PoolKind::kAll, PoolKind::kSmall, PoolKind::kLarge}) {
-    compare(total[static_cast<std::size_t>(kind)], kept, now, kind, "all homes", findings);
+    compare(total[static_cast<std::size_t>(kind)], kept, kind, "all homes", findings);
   }
 }
 

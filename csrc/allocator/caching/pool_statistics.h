@@ -2,9 +2,7 @@
 //
 // `Statistics` is the view for users; this is the stored form. Every figure is stored for the total and for each home,
 // and in each for all pools and per pool, because the peak of a sum is not the sum of the peaks. Every allocation
-// passes through here, so only what cannot be derived later is updated:
-// - freed is derived: allocated minus current,
-// - active is allocated plus pending, so its peak needs an update only while something is pending.
+// passes through here, so only what cannot be derived later is updated: freed is what was gained minus what is there.
 //
 // Not thread-safe; guarded by the allocator's mutex.
 #pragma once
@@ -57,12 +55,12 @@ class PoolStatistics {
   Statistics statistics(std::optional<Location> home) const;
   Levels levels(std::optional<Location> home) const noexcept;
   std::size_t reserved_bytes(Location home, PoolKind kind = PoolKind::kAll) const noexcept {
-    return static_cast<std::size_t>(account(home, kind).levels[kReservedBytes].current);
+    return static_cast<std::size_t>(account(home, kind)[k_reserved_bytes].current);
   }
   /// Peak of the allocated bytes since the last call, independent of reset_peak.
   std::int64_t take_allocated_peak(Location home) noexcept;
   std::int64_t allocated_bytes(Location home) const noexcept {
-    return account(home, PoolKind::kAll).levels[kAllocatedBytes].current;
+    return account(home, PoolKind::kAll)[k_allocated_bytes].current;
   }
   /// Number of changes of the allocated bytes. Needs no lock.
   std::uint64_t allocation_changes(Location home) const noexcept {
@@ -73,16 +71,10 @@ class PoolStatistics {
 
  private:
   enum Level {
-    kAllocation,
-    kAllocatedBytes,
-    kRequestedBytes,
-    kPending,
-    kPendingBytes,
-    kSplit,
-    kSplitBytes,
-    kSegment,
-    kReservedBytes,
-    kLevels
+#define TORCH_UVM_DECLARE(name) k_##name,
+    TORCH_UVM_STAT_ARRAYS(TORCH_UVM_DECLARE)
+#undef TORCH_UVM_DECLARE
+        kLevels
   };
 
   struct Track {
@@ -106,37 +98,20 @@ class PoolStatistics {
     Stat stat() const;
   };
 
-  /// Figures of one scope and pool.
-  struct Account {
-    std::array<Track, kLevels> levels;
-    // Updated only while something is pending. Otherwise active equals allocated, and the peak of allocated covers it.
-    std::int64_t active_peak = 0;
-    std::int64_t active_bytes_peak = 0;
-    std::int64_t active_lost_at_reset = 0;
-    std::int64_t active_bytes_lost_at_reset = 0;
-
-    void note_active();
-    Stat active() const;
-    Stat active_bytes() const;
-  };
+  using Account = std::array<Track, kLevels>; ///< of one scope and pool
 
   struct Scope {
     std::array<Account, kPoolKinds> accounts; ///< by PoolKind
     std::array<std::int64_t, kCounts> counts{};
-    // take_allocated_peak and reset_peak share one peak of the allocated bytes. Whichever resets it saves the old value
-    // here for the other. The allocation path therefore updates a single peak.
-    std::int64_t peak_before_take = 0;
-    std::int64_t peak_before_reset = 0;
+    std::int64_t untaken_peak = 0; ///< of the allocated bytes, for take_allocated_peak
     std::atomic<std::uint64_t> allocation_changes{0}; ///< written under the mutex
 
     void note_change() {
       allocation_changes.store(allocation_changes.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
     }
-    Track& allocated_bytes() {
-      return accounts[static_cast<std::size_t>(PoolKind::kAll)].levels[kAllocatedBytes];
-    }
   };
 
+  void note_peak(Location home) noexcept;
   const Account& account(Location home, PoolKind kind) const {
     return scopes_[index(home)].accounts[static_cast<std::size_t>(kind)];
   }
