@@ -147,9 +147,8 @@ TEST(the_second_iteration_makes_no_upstream_call) {
       return at;
     };
     iteration();
-    CHECK(rig.arena.figures().upstream_allocations > 3); // several blocks,
+    CHECK(rig.arena.figures().upstream_allocations > 3); // several blocks
     const std::uintptr_t at = iteration();
-    CHECK_EQ(rig.blocks(), 2); // replaced by one for each stream
     const std::int64_t asked = rig.arena.figures().upstream_allocations;
     rig.calls().clear_calls();
     for (int turn = 0; turn < 5; ++turn) {
@@ -236,7 +235,7 @@ TEST(a_scope_releases_its_own_allocations) {
   CHECK_THROWS(InvalidArgument, rig.arena.pop());
 }
 
-TEST(a_release_frees_unused_blocks_and_remembers_their_size) {
+TEST(a_release_frees_unused_blocks) {
   ArenaRig rig;
   rig.bump(40 * KiB);
   const Allocation held = rig.allocate(40 * KiB); // from the second block
@@ -244,12 +243,9 @@ TEST(a_release_frees_unused_blocks_and_remembers_their_size) {
   CHECK_EQ(rig.bump(), address(held) + 40 * KiB);
   rig.arena.free(held);
   rig.bump(60 * KiB);
-  const std::size_t needed = rig.arena.release();
-  CHECK(needed > 64 * KiB);
+  CHECK(rig.arena.release() > 64 * KiB);
   CHECK_EQ(rig.arena.release(), std::size_t{0});
   CHECK_EQ(rig.blocks(), 0);
-  rig.bump();
-  CHECK_EQ(rig.reserved(), static_cast<std::int64_t>(needed));
 }
 
 TEST(the_upstream_orders_the_reuse_of_what_other_streams_used) {

@@ -36,8 +36,8 @@ class Arena(ScopedAllocator):
     def reset(self) -> Outlived:
         """Releases everything: the next iteration begins. Open `with` blocks stay open.
 
-        The arena keeps the memory, in one block for each stream. An iteration like the last one then takes
-        nothing from the allocator below.
+        The arena keeps the memory. An iteration like the last one then takes nothing from the allocator
+        below.
         """
         self.outlived = Outlived(*self.handle.reset())
         return self.outlived

@@ -52,7 +52,7 @@ def allocation_plan(name: str, *, device: Device | None = None) -> AllocationPla
     From the second iteration on, a request gets the place that its index has in one block of memory, laid
     out so that allocations that live at the same time share no byte. That takes no search and no driver
     call. A request that differs is allocated as without a plan, and the plan is made anew after the
-    iteration. Allocations that outlive the iteration, or are of another stream than most, are not in the
+    iteration. Allocations that outlive the iteration, or are of another stream than the first, are not in the
     block. The same name is the same plan, for the life of the process. Iterations of different kinds,
     such as training and evaluation, need a name each.
 

@@ -64,14 +64,6 @@ Arena::~Arena() {
   scopes_.clear(); // while the members that ~Block uses still exist
 }
 
-std::size_t Arena::Chain::bytes() const {
-  std::size_t sum = 0;
-  for (const std::unique_ptr<Block>& block : blocks) {
-    sum += block->memory.bytes;
-  }
-  return sum;
-}
-
 Allocation Arena::allocate(std::size_t bytes, Location home, Stream stream) {
   if (home != options_.home) {
     throw InvalidArgument("home " + to_string(home) + "; this arena has memory of " + to_string(options_.home) +
@@ -90,13 +82,14 @@ Allocation Arena::allocate(std::size_t bytes, Location home, Stream stream) {
   const std::size_t rounded = round_up(bytes, kAllocationAlignment);
   std::unique_ptr<Block> made; // declared before the lock, so that a failure frees it without the mutex
   std::unique_lock lock(mutex_);
-  const Chain& chain = scopes_[open_][stream];
-  const auto block = std::find_if(chain.blocks.rbegin(), chain.blocks.rend(),
-                                  [=](const auto& each) { return each->memory.bytes - each->top >= rounded; });
-  if (block != chain.blocks.rend()) {
-    return take(**block, bytes, rounded);
+  std::size_t there = 0;
+  for (const std::unique_ptr<Block>& block : scopes_[open_][stream]) {
+    if (block->memory.bytes - block->top >= rounded) {
+      return take(*block, bytes, rounded);
+    }
+    there += block->memory.bytes;
   }
-  const std::size_t wanted = std::max({options_.initial, chain.next, chain.bytes(), rounded});
+  const std::size_t wanted = std::max({options_.initial, there, rounded});
   lock.unlock();
   try {
     made = std::make_unique<Block>(*this, wanted, stream);
@@ -107,7 +100,7 @@ Allocation Arena::allocate(std::size_t bytes, Location home, Stream stream) {
     made = std::make_unique<Block>(*this, rounded, stream);
   }
   lock.lock();
-  Blocks& blocks = scopes_[open_][stream].blocks; // of another scope, if that one has ended meanwhile
+  Blocks& blocks = scopes_[open_][stream]; // of another scope, if that one has ended meanwhile
   blocks.push_back(std::move(made));
   return take(*blocks.back(), bytes, rounded);
 }
@@ -156,14 +149,14 @@ std::size_t Arena::release() {
   const std::lock_guard lock(mutex_);
   std::size_t bytes = 0;
   for (Scope& scope : scopes_) {
-    for (auto& [stream, chain] : scope) {
-      const std::size_t before = chain.bytes();
+    for (auto& [stream, blocks] : scope) {
       const auto idle =
-          std::ranges::stable_partition(chain.blocks, [](const auto& block) { return block->allocations != 0; });
+          std::ranges::stable_partition(blocks, [](const auto& block) { return block->allocations != 0; });
+      for (const std::unique_ptr<Block>& block : idle) {
+        bytes += block->memory.bytes;
+      }
       std::ranges::move(idle, std::back_inserter(unused));
-      chain.blocks.erase(idle.begin(), idle.end());
-      bytes += before - chain.bytes();
-      chain.next = chain.blocks.empty() && before != 0 ? before : chain.next; // what was needed
+      blocks.erase(idle.begin(), idle.end());
     }
   }
   return bytes;
@@ -209,28 +202,23 @@ Outlived Arena::reset() {
   return outlived;
 }
 
-/// Empties the blocks of a scope. Blocks in use stay with their allocations.
+/// Empties the blocks of a scope. Blocks in use stay with their allocations, and are no longer the scope's.
 Outlived Arena::reclaim(Scope& scope, Blocks& unused) {
   Outlived outlived;
-  for (auto& [stream, chain] : scope) {
-    Blocks& blocks = chain.blocks;
-    chain.next = blocks.empty() ? chain.next : chain.bytes();
-    if (blocks.size() == 1 && blocks[0]->allocations == 0 && !blocks[0]->shared) {
-      blocks[0]->top = 0;
-      continue;
-    }
+  for (auto& [stream, blocks] : scope) {
     unused.reserve(unused.size() + blocks.size());
     for (std::unique_ptr<Block>& block : blocks) {
       outlived.allocations += block->allocations;
       outlived.bytes += block->bytes;
-      block->retired = block->allocations != 0;
-      if (block->retired) {
+      block->top = 0;
+      if (block->allocations != 0) {
+        block->retired = true;
         static_cast<void>(block.release());
-      } else {
+      } else if (block->shared) {
         unused.push_back(std::move(block));
       }
     }
-    blocks.clear();
+    std::erase(blocks, nullptr);
   }
   return outlived;
 }

@@ -4,9 +4,8 @@
 // - Each stream has its own blocks, so bump order is stream order, and no event is needed.
 // - The first block has `initial` bytes. A further one has as many as the stream's blocks together, or as the request
 //   if that is more.
-// - A scope (push, pop) has its own blocks, which the next scope of the same depth reuses. Several blocks of a stream
-//   are replaced by one of their total size at the end of the scope. A scope like the last one then needs one block,
-//   and makes no upstream call.
+// - A scope (push, pop) has its own blocks, which the next scope of the same depth reuses. A scope like the last one
+//   then makes no upstream call.
 // - Freeing an allocation only decrements a counter. Allocations that are live at the end of their scope stay valid.
 //   They keep their whole block, which the last free returns to the upstream.
 // - A block that other streams used (record_stream) is not reused: the upstream, which knows of them, gets it back and
@@ -72,14 +71,7 @@ class Arena final : public Allocator {
  private:
   struct Block;
   using Blocks = std::vector<std::unique_ptr<Block>>;
-  /// The blocks of a stream in one scope.
-  struct Chain {
-    Blocks blocks;
-    std::size_t next = 0; ///< least bytes of the next block
-
-    std::size_t bytes() const;
-  };
-  using Scope = std::map<Stream, Chain>;
+  using Scope = std::map<Stream, Blocks>;
 
   // Require the mutex:
   Allocation take(Block& block, std::size_t bytes, std::size_t rounded);

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <exception>
 #include <iterator>
-#include <map>
 #include <utility>
 
 #include "runtime/error.h"
@@ -13,12 +12,8 @@ namespace {
 
 /// Slots that are compared with a request.
 constexpr std::size_t kNear = 32;
-/// Maximum number of requests in a layout; smaller ones stay with the upstream.
+/// Maximum number of requests in a layout; later ones stay with the upstream.
 constexpr std::size_t kMostPlanned = 16384;
-/// Maximum number of iterations to wait before making another plan. After some that fit, a miss is treated as a change
-/// of the program, not as an alternation, and there is no wait.
-constexpr int kLongestWait = 63;
-constexpr int kFittingForLong = 8;
 
 } // namespace
 
@@ -37,13 +32,9 @@ struct AllocationPlan::Slot {
 
 struct AllocationPlan::Schedule {
   Schedule(AllocationPlan& plan, std::vector<Slot> record);
-  ~Schedule() { // without the mutex
-    free_segment();
-  }
+  ~Schedule(); ///< frees the segment; without the mutex
   Schedule(const Schedule&) = delete;
   Schedule& operator=(const Schedule&) = delete;
-
-  std::size_t free_segment() noexcept; ///< without the mutex
 
   AllocationPlan& plan;
   Stream stream; ///< of the layout
@@ -57,23 +48,14 @@ struct AllocationPlan::Schedule {
 };
 
 AllocationPlan::Schedule::Schedule(AllocationPlan& plan, std::vector<Slot> record)
-    : plan(plan), slots(std::move(record)) {
-  std::map<Stream, std::size_t> bytes_of;
-  for (const Slot& slot : slots) {
-    bytes_of[slot.request.stream] += slot.request.bytes;
-  }
-  stream = std::ranges::max_element(bytes_of, {}, [](const auto& each) { return each.second; })->first;
+    : plan(plan), stream(record.front().request.stream), slots(std::move(record)) {
   std::vector<Slot*> planned;
   for (Slot& slot : slots) {
-    slot.apart = slot.apart || slot.request.end == kNoEnd || slot.request.stream != stream;
+    slot.apart =
+        slot.apart || slot.request.end == kNoEnd || slot.request.stream != stream || planned.size() == kMostPlanned;
     if (!slot.apart) {
       planned.push_back(&slot);
     }
-  }
-  if (planned.size() > kMostPlanned) {
-    std::ranges::stable_sort(planned, std::ranges::greater(), [](const Slot* slot) { return slot->request.bytes; });
-    std::for_each(planned.begin() + kMostPlanned, planned.end(), [](Slot* slot) { slot->apart = true; });
-    planned.resize(kMostPlanned);
   }
   std::vector<PlanRequest> requests;
   std::ranges::transform(planned, std::back_inserter(requests), [](const Slot* slot) { return slot->request; });
@@ -88,14 +70,12 @@ AllocationPlan::Schedule::Schedule(AllocationPlan& plan, std::vector<Slot> recor
   std::ranges::sort(by_end, {}, [](const Slot* slot) { return slot->request.end; });
 }
 
-std::size_t AllocationPlan::Schedule::free_segment() noexcept {
-  const Allocation freed = std::exchange(segment, {});
-  if (freed) {
-    plan.upstream_->free(freed);
+AllocationPlan::Schedule::~Schedule() {
+  if (segment) {
+    plan.upstream_->free(segment);
     const std::lock_guard lock(plan.mutex_);
-    plan.figures_.count_released(freed.bytes);
+    plan.figures_.count_released(segment.bytes);
   }
-  return freed.bytes;
 }
 
 AllocationPlan::AllocationPlan(std::shared_ptr<Allocator> upstream, Location home)
@@ -140,7 +120,6 @@ void AllocationPlan::begin_iteration() {
     // The upstream may still have memory for the individual requests. If not, those requests raise.
   }
   lock.lock();
-  now_.without_segment = !segment;
   if (segment) {
     schedule_->segment = segment;
     figures_.count_reserved(bytes);
@@ -177,26 +156,12 @@ void AllocationPlan::end_iteration() {
   ++counts_.plans;
 }
 
-bool AllocationPlan::is_due() {
+bool AllocationPlan::is_due() const {
   if (schedule_ == nullptr) {
     return !now_.record.empty();
   }
-  if (schedule_->live > 0 || schedule_->shared) {
-    return true;
-  }
-  if (now_.misses == 0) {
-    ++fitting_;
-    return false;
-  }
-  if (std::exchange(fitting_, 0) >= kFittingForLong) {
-    waiting_ = next_wait_ = 0;
-  }
-  if (now_.without_segment || waiting_-- > 0) {
-    return false;
-  }
-  waiting_ = next_wait_;
-  next_wait_ = std::min(kLongestWait, 2 * next_wait_ + 1);
-  return true;
+  // Without its segment every request misses, and a new plan would not help.
+  return schedule_->live > 0 || schedule_->shared || (now_.misses > 0 && schedule_->segment);
 }
 
 // --- allocation -----------------------------------------------------------------------------------------------
@@ -329,7 +294,6 @@ std::size_t AllocationPlan::release() {
     if (segment) {
       figures_.count_released(segment.bytes);
     }
-    now_.without_segment = true;
   }
   upstream_->free(segment);
   return segment.bytes;

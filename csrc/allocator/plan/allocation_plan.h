@@ -3,18 +3,15 @@
 //
 // - A plan serves allocations between begin_iteration and end_iteration. While there is no plan, the upstream serves
 //   all requests, and their sizes, streams and order are recorded.
-// - The layout (plan_layout.h) lies in one upstream segment, for the requests of the stream with the most
-//   bytes. The segment is allocated when an iteration begins and kept until `release` or a new plan.
+// - The layout (plan_layout.h) lies in one upstream segment, for the requests of the first request's stream. The
+//   segment is allocated when an iteration begins and kept until `release` or a new plan.
 // - Request i of a later iteration gets slot i: no search, no call of the upstream or the runtime, no event. If its
-// size
-//   or stream differs, the next few slots are compared, and those before the match stay unserved. Allocations that live
-//   past their planned end are known, and a slot whose bytes they have is not served, so frees may come in any order.
-// - Any other request is a miss: the upstream serves it. After an iteration with misses a new plan is made. If plans
-// keep
-//   missing, the next one is made ever more rarely, down to every 64th iteration.
+//   size or stream differs, the next few slots are compared, and those before the match stay unserved. Allocations that
+//   live past their planned end are known, and a slot whose bytes they have is not served, so frees may come in any
+//   order.
+// - Any other request is a miss: the upstream serves it. After an iteration with misses a new plan is made.
 // - An allocation that outlives the iteration or is used by other streams (record_stream) is not part of the layout:
-// the
-//   upstream serves it each time. If a planned one does so unexpectedly, the next plan excludes it, and its segment
+//   the upstream serves it each time. If a planned one does so unexpectedly, the next plan excludes it, and its segment
 //   goes back to the upstream with its last allocation; the upstream knows of the other streams.
 // - Programs with several patterns (training and evaluation) should use one plan per pattern.
 // - Requests for another home or outside an iteration are forwarded to the upstream.
@@ -91,14 +88,13 @@ class AllocationPlan final : public Allocator {
     std::uint32_t tick = 0; ///< number of events
     std::vector<Slot> record; ///< the requests
     std::int64_t misses = 0;
-    bool without_segment = false; ///< a new plan would not help
   };
 
   void check_not_forked() const; ///< \throws RuntimeFailure in a forked child
   // Require the mutex:
   Slot* next_slot(std::size_t bytes, Stream stream);
   bool is_free(const Slot& slot);
-  bool is_due();
+  bool is_due() const;
 
   const std::shared_ptr<Allocator> upstream_;
   const Location home_;
@@ -109,9 +105,6 @@ class AllocationPlan final : public Allocator {
   bool in_iteration_ = false;
   std::uint32_t iteration_ = 0; ///< starts at 1
   Iteration now_;
-  int fitting_ = 0; ///< consecutive iterations without a miss
-  int waiting_ = 0; ///< iterations that may miss before the next plan is made
-  int next_wait_ = 0; ///< `waiting_` after the next plan
   PlanReport counts_; ///< the part that does not describe the schedule
   AllocatorFigures figures_;
 };
