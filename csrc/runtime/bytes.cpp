@@ -1,10 +1,14 @@
 #include "runtime/bytes.h"
 
+#include <algorithm>
 #include <array>
 #include <cctype>
+#include <charconv>
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <limits>
+#include <string>
 #include <utility>
 
 #include "runtime/error.h"
@@ -32,16 +36,8 @@ constexpr std::array<Unit, 10> kUnits{{
     {"tb", kKilo * kKilo * kKilo * kKilo},
 }};
 
-// A size_t has at most 20 decimal digits. A fraction of a TiB that is a whole number of bytes has at most 40 decimal
-// places; more than 20 might not fit 128 bits, so they are refused, not rounded.
-constexpr std::size_t kMaxDigits = 20;
-
 bool is_space(char c) {
   return std::isspace(static_cast<unsigned char>(c)) != 0;
-}
-
-bool is_digit(char c) {
-  return c >= '0' && c <= '9';
 }
 
 [[noreturn]] void refuse(std::string_view text, const std::string& why) {
@@ -89,96 +85,44 @@ std::string exact_bytes(std::size_t bytes) {
 }
 
 std::size_t parse_bytes(std::string_view text) {
-  __extension__ using Wide = unsigned __int128;
-
+  const auto trim_front = [](std::string_view& part) {
+    while (!part.empty() && is_space(part.front())) {
+      part.remove_prefix(1);
+    }
+  };
   std::string_view rest = text;
-  while (!rest.empty() && is_space(rest.front())) {
-    rest.remove_prefix(1);
-  }
+  trim_front(rest);
   while (!rest.empty() && is_space(rest.back())) {
     rest.remove_suffix(1);
   }
-  if (rest.empty()) {
-    refuse(text, "it is empty");
+  if (rest.empty() || std::isdigit(static_cast<unsigned char>(rest.front())) == 0) {
+    refuse(text, rest.empty() ? "it is empty" : "it does not begin with a digit");
   }
-  if (rest.front() == '-') {
-    refuse(text, "it is negative");
+  long double count = 0; // has at least the 64 bits of a size
+  const char* const end = std::from_chars(rest.data(), rest.data() + rest.size(), count, std::chars_format::fixed).ptr;
+  const std::string_view figure = rest.substr(0, static_cast<std::size_t>(end - rest.data()));
+  if (figure.back() == '.') {
+    refuse(text, "there is no digit after the point");
   }
-
-  const auto take_digits = [&rest] {
-    std::size_t count = 0;
-    while (count < rest.size() && is_digit(rest[count])) {
-      ++count;
-    }
-    const std::string_view digits = rest.substr(0, count);
-    rest.remove_prefix(count);
-    return digits;
-  };
-  const char* const begin = rest.data();
-  std::string_view whole = take_digits();
-  std::string_view fraction;
-  if (whole.empty()) {
-    refuse(text, "it does not begin with a digit");
-  }
-  if (!rest.empty() && rest.front() == '.') {
-    rest.remove_prefix(1);
-    fraction = take_digits();
-    if (fraction.empty()) {
-      refuse(text, "there is no digit after the point");
-    }
-  }
-  const std::string_view figure(begin, static_cast<std::size_t>(rest.data() - begin));
-  while (!rest.empty() && is_space(rest.front())) {
-    rest.remove_prefix(1);
-  }
+  rest.remove_prefix(figure.size());
+  trim_front(rest);
   std::string name;
   for (const char c : rest) {
     name.push_back(static_cast<char>(std::tolower(static_cast<unsigned char>(c))));
   }
-  const Unit* unit = nullptr;
-  for (const Unit& candidate : kUnits) {
-    if (candidate.name == name) {
-      unit = &candidate;
-    }
-  }
-  if (unit == nullptr) {
+  const auto unit = std::ranges::find(kUnits, name, &Unit::name);
+  if (unit == kUnits.end()) {
     const std::string meant = spelled_out(figure, name);
     refuse(text, "the unit is not known" + (meant.empty() ? "" : "; did you mean " + meant + "?"));
   }
-
-  while (!whole.empty() && whole.front() == '0') {
-    whole.remove_prefix(1);
-  }
-  while (!fraction.empty() && fraction.back() == '0') {
-    fraction.remove_suffix(1);
-  }
-  if (whole.size() > kMaxDigits) {
+  count *= static_cast<long double>(unit->bytes);
+  if (!(count <= static_cast<long double>(std::numeric_limits<std::size_t>::max()))) {
     refuse(text, "it is too large");
   }
-  if (fraction.size() > kMaxDigits) {
-    refuse(text, "it has too many decimals");
-  }
-  // 20 digits and a unit below 2^41 stay below 2^108.
-  Wide total = 0;
-  for (const char c : whole) {
-    total = total * 10 + static_cast<unsigned>(c - '0');
-  }
-  total *= unit->bytes;
-  Wide numerator = 0;
-  Wide denominator = 1;
-  for (const char c : fraction) {
-    numerator = numerator * 10 + static_cast<unsigned>(c - '0');
-    denominator *= 10;
-  }
-  numerator *= unit->bytes;
-  if (numerator % denominator != 0) {
+  if (constexpr long double kRounding = 1e-6L; std::abs(count - std::round(count)) > kRounding) {
     refuse(text, "it has a fraction of a byte");
   }
-  total += numerator / denominator;
-  if (total > std::numeric_limits<std::size_t>::max()) {
-    refuse(text, "it is too large");
-  }
-  return static_cast<std::size_t>(total);
+  return static_cast<std::size_t>(std::round(count));
 }
 
 } // namespace torch_uvm
