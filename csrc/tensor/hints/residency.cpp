@@ -28,13 +28,13 @@ void add(Places& places, c10::Device device, std::size_t bytes) {
   found == places.end() ? void(places.emplace_back(device, bytes)) : void(found->second += bytes);
 }
 
-constexpr std::size_t kCoarse = std::size_t{64} << 10; ///< gap to cover if a tensor has too many runs
+/// Of a tensor with too many runs, gaps below this count as its bytes.
+constexpr std::size_t kCoarse = std::size_t{64} << 10;
 
 /// The bytes of one storage that the call covers.
 struct Asked {
   const at::Tensor* first = nullptr;
   Ranges runs;
-  std::size_t reached = 0; ///< number of bytes if the runs are only approximate; 0: the runs are exact
 };
 
 using ByLocation = std::map<Location, std::size_t>;
@@ -71,33 +71,6 @@ ByLocation places_of(Block* block, const Ranges& runs) {
   return places;
 }
 
-/// Scales the bytes proportionally to sum up to `total`. For tensors with too many runs, whose ranges are approximate.
-void scale(ByLocation& places, std::size_t total) {
-  std::size_t sum = 0;
-  for (const auto& [place, bytes] : places) {
-    sum += bytes;
-  }
-  std::size_t left = total;
-  for (auto& [place, bytes] : places) {
-    bytes =
-        static_cast<std::size_t>(static_cast<double>(total) * static_cast<double>(bytes) / static_cast<double>(sum));
-    bytes = std::min(bytes, left);
-    left -= bytes;
-  }
-  if (!places.empty()) {
-    std::ranges::max_element(places, {}, &ByLocation::value_type::second)->second += left;
-  }
-}
-
-/// The bytes of a tensor's elements, counting an expanded dimension (stride 0) once.
-std::size_t distinct_bytes(const at::Tensor& tensor) {
-  std::size_t elements = 1;
-  for (std::int64_t index = 0; index < tensor.dim(); ++index) {
-    elements *= tensor.stride(index) == 0 ? 1 : static_cast<std::size_t>(tensor.size(index));
-  }
-  return elements * tensor.itemsize();
-}
-
 std::map<const void*, Asked> by_storage(const std::vector<at::Tensor>& tensors) {
   std::map<const void*, std::vector<const at::Tensor*>> grouped; // by address, which labels of one block share
   for (const at::Tensor& tensor : tensors) {
@@ -109,12 +82,9 @@ std::map<const void*, Asked> by_storage(const std::vector<at::Tensor>& tensors) 
   for (const auto& [address, members] : grouped) {
     Asked& one = asked[address];
     one.first = members.front();
-    const bool too_many = std::ranges::any_of(members, [](const at::Tensor* t) { return has_too_many_runs(*t); });
     for (const at::Tensor* tensor : members) {
-      unite(one.runs, runs_of(*tensor, too_many ? kCoarse : 0));
-      one.reached += too_many ? distinct_bytes(*tensor) : 0;
+      unite(one.runs, runs_of(*tensor, has_too_many_runs(*tensor) ? kCoarse : 0));
     }
-    one.reached = std::min<std::size_t>(one.reached, one.first->storage().nbytes());
   }
   return asked;
 }
@@ -138,19 +108,15 @@ Places residency(const std::vector<at::Tensor>& tensors) {
                              ? nullptr
                              : block_of(data_of(asked.first->storage()));
     if (block == nullptr) {
-      std::size_t bytes = asked.reached;
+      std::size_t bytes = 0;
       for (const Range& run : asked.runs) {
-        bytes += asked.reached == 0 ? run.bytes() : 0;
+        bytes += run.bytes();
       }
       const bool on_host = is_on_host(data_of(asked.first->storage()));
       add(places, on_host ? c10::Device(c10::DeviceType::CPU) : asked.first->device(), bytes);
       continue;
     }
-    ByLocation found = places_of(block, asked.runs);
-    if (asked.reached != 0) {
-      scale(found, asked.reached);
-    }
-    for (const auto& [place, bytes] : found) {
+    for (const auto& [place, bytes] : places_of(block, asked.runs)) {
       add(places,
           place.is_host()
               ? c10::Device(c10::DeviceType::CPU)
