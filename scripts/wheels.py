@@ -42,7 +42,7 @@ FLAGS = (
 ).split()
 ABOVE_CORE = ["tensor", "emulated", "python"]
 # These files test TORCH_UVM_WITH_CUDA, and are compiled for each flavour.
-BY_FLAVOUR = [ROOT / "csrc" / "python" / name for name in ("cuda.cpp", "tensor.cpp")]
+BY_FLAVOUR = [ROOT / "csrc" / "python" / "tensor.cpp"]
 DOUBLES = ("csrc/runtime/testing/", "csrc/python/test_bindings")
 FLAVOURS = {
     "cpu": ["c10", "torch_cpu", "torch_python"],

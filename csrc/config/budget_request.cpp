@@ -6,7 +6,6 @@
 #include <charconv>
 #include <cstdio>
 
-#include "config/text.h"
 #include "runtime/bytes.h"
 #include "runtime/error.h"
 

@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "allocator/size_classes.h"
-#include "config/text.h"
 #include "runtime/bytes.h"
 #include "runtime/emulated/cost_profile.h"
 

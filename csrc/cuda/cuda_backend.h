@@ -1,5 +1,8 @@
-// The CUDA backend.
+// The CUDA backend. The CUDA layer is compiled only with a CUDA build of torch and a CUDA toolkit: test
+// TORCH_UVM_WITH_CUDA before including any of its headers.
 #pragma once
+
+#include <string>
 
 namespace torch_uvm::cuda {
 
@@ -11,5 +14,8 @@ void register_backend();
 /// called at any time, even if CUDA is in use. Initialises CUDA and creates the runtime, so that a process that is
 /// forked later knows that the memory belongs to its parent.
 void install_allocator();
+
+/// The version of the toolkit headers that this was compiled against, as in "13.0".
+std::string toolkit_version();
 
 } // namespace torch_uvm::cuda

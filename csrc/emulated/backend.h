@@ -10,6 +10,13 @@
 #include "config/options.h"
 #include "runtime/emulated/emulated_runtime.h"
 
+namespace at {
+struct PrivateUse1HooksInterface;
+}
+namespace c10::impl {
+struct DeviceGuardImplInterface;
+}
+
 namespace torch_uvm::emulated {
 
 constexpr c10::DeviceType kDeviceType = c10::DeviceType::PrivateUse1;
@@ -18,6 +25,22 @@ constexpr int kMaxDevices = EmulatedConfig::kMaxDevices;
 /// Registers the backend, guard, hooks, allocators, kernels and autocast. Later calls do nothing.
 void register_accelerator();
 bool is_registered();
+
+// What PyTorch gets from register_accelerator(). The singletons are leaked, because PyTorch keeps the pointers.
+
+at::PrivateUse1HooksInterface* hooks(); ///< hooks.cpp: what device-independent code calls
+const c10::impl::DeviceGuardImplInterface* device_guard(); ///< guard.cpp: devices, streams and events
+/// collectives.cpp: replaces PyTorch's kernels of the c10d operators by ones with which gloo runs on the same bytes,
+/// without a copy. Does nothing if torch was built without torch.distributed.
+void register_collectives();
+
+/// exit.cpp: waits until autograd's device threads have released all finished backward passes. Called at exit, without
+/// the GIL.
+///
+/// backward() returns when the gradients are ready. The device's thread destroys the pass a little later, which takes
+/// the GIL to release a Python object. If the interpreter is ending by then, Python terminates the thread inside a
+/// destructor, and the process aborts.
+void finish_backward_threads() noexcept;
 
 /// Creates the runtime; called by the Context.
 std::unique_ptr<ManagedRuntime> make_emulated_runtime(const Options& options);

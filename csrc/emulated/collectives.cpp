@@ -5,7 +5,7 @@
 //
 // A collective continues after its operator has returned. gloo keeps the CPU aliases, which keep the storages alive. A
 // WorkUnderWay pins them, so that they do not move.
-#include "emulated/collectives.h"
+#include "emulated/backend.h"
 
 #ifdef TORCH_UVM_WITHOUT_DISTRIBUTED // such a torch has no c10d operators and no c10d::Work
 
@@ -31,7 +31,6 @@ void register_collectives() {}
 #include <utility>
 #include <vector>
 
-#include "emulated/backend.h"
 #include "emulated/fallback.h"
 #include "emulated/operands.h"
 #include "tensor/dispatch/regions.h"

@@ -1,5 +1,4 @@
-#include "emulated/exit.h"
-
+// Synchronisation with autograd's threads before the interpreter ends.
 #include <ATen/Functions.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/variable.h>

@@ -1,5 +1,5 @@
-#include "emulated/guard.h"
-
+// PyTorch's device guard.
+#include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/util/Exception.h>
 
 #include <array>

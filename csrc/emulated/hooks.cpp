@@ -1,5 +1,5 @@
-#include "emulated/hooks.h"
-
+// PyTorch's accelerator hooks.
+#include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <c10/core/Storage.h>
 
 #include <algorithm>

@@ -7,7 +7,7 @@
 #include <unordered_map>
 #include <unordered_set>
 
-#include "tensor/dispatch/unsaid_writes.h"
+#include "tensor/dispatch/observed_operators.h"
 
 namespace torch_uvm::emulated {
 namespace {

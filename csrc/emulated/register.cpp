@@ -3,16 +3,14 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <c10/core/Allocator.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
 
 #include <atomic>
 #include <mutex>
 
 #include "emulated/backend.h"
-#include "emulated/collectives.h"
 #include "emulated/fallback.h"
-#include "emulated/guard.h"
-#include "emulated/hooks.h"
 #include "emulated/kernels.h"
 #include "emulated/memory.h"
 #include "tensor/dispatch/kernels.h"

@@ -33,7 +33,7 @@ auto without_gil(Call&& call) {
 }
 
 void register_exceptions(pybind11::module_& module); ///< exceptions.cpp
-void bind_tensor(pybind11::module_& module); ///< tensor.cpp: switch, options, managed tensors, statistics
+void bind_tensor(pybind11::module_& module); ///< tensor.cpp: switch, backend, options, managed tensors
 void bind_allocators(pybind11::module_& module); ///< allocators.cpp: allocators that users create and choose
 void bind_hints(pybind11::module_& module); ///< hints.cpp: prefetch, advise, discard, residency
 void bind_budgets(pybind11::module_& module); ///< budgets.cpp: requests for budgets
@@ -43,12 +43,10 @@ void bind_schedules(pybind11::module_& module); ///< schedules.cpp: schedules of
 void bind_allocation_sites(pybind11::module_& module); ///< allocation_sites.cpp: the allocation-site profiler
 void bind_deferred(pybind11::module_& module); ///< deferred.cpp: deferred optimizer updates
 void bind_regions(pybind11::module_& module); ///< regions.cpp: compiled graphs, captures
-void bind_host_tensors(pybind11::module_& module); ///< host_tensors.cpp: managed memory for CPU tensors
 void bind_exchange(pybind11::module_& module); ///< exchange.cpp: DLPack, sharing between processes
 void bind_replay(pybind11::module_& module); ///< replay.cpp: recording and replay of allocations
 void bind_emulated(pybind11::module_& module); ///< emulated.cpp: the emulated accelerator
 void bind_planted_faults(pybind11::module_& module); ///< planted_faults.cpp: sanitizer builds only
-void bind_cuda(pybind11::module_& module); ///< cuda.cpp: CUDA's place in PyTorch
 /// test_bindings.cpp; nullptr unless setup.py compiled that file (TORCH_UVM_TEST_BINDINGS=1; never for wheels).
 [[gnu::weak]] void bind_test_bindings(pybind11::module_& module);
 

@@ -1,6 +1,5 @@
 // Bindings of csrc/emulated, the emulated accelerator.
 #include "emulated/backend.h"
-#include "emulated/exit.h"
 #include "emulated/generator.h"
 #include "emulated/operands.h"
 

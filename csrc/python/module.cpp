@@ -18,11 +18,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   torch_uvm::bind_allocation_sites(module);
   torch_uvm::bind_deferred(module);
   torch_uvm::bind_regions(module);
-  torch_uvm::bind_host_tensors(module);
   torch_uvm::bind_exchange(module);
   torch_uvm::bind_replay(module);
   torch_uvm::bind_emulated(module);
-  torch_uvm::bind_cuda(module);
   torch_uvm::bind_planted_faults(module);
   if (torch_uvm::bind_test_bindings != nullptr) {
     torch_uvm::bind_test_bindings(module);

@@ -16,10 +16,11 @@
 #include "tensor/process/budgets.h"
 #include "tensor/process/context.h"
 #include "tensor/process/switch.h"
+#include "tensor/storage/host_tensors.h"
 #include "tensor/storage/labels.h"
-#include "tensor/storage/managed_tensor.h"
+#include "tensor/storage/managed_storage.h"
 #ifdef TORCH_UVM_WITH_CUDA
-#include "cuda/cuda_build.h"
+#include "cuda/cuda_backend.h"
 #endif
 
 namespace torch_uvm {
@@ -127,7 +128,7 @@ py::list options_list() {
 
 bool is_built_with_cuda() {
 #ifdef TORCH_UVM_WITH_CUDA
-  return !cuda_toolkit_version().empty();
+  return !cuda::toolkit_version().empty();
 #else
   return false;
 #endif
@@ -181,6 +182,16 @@ void bind_tensor(py::module_& module) {
   module.def("set_limit", &set_limit, py::arg("limit"), no_gil);
   module.def("get_limit", [] { return Context::get().options().limit; }, no_gil);
 
+#ifdef TORCH_UVM_WITH_CUDA
+  module.def("cuda_register", &cuda::register_backend, no_gil);
+  module.def("cuda_install", &cuda::install_allocator, no_gil);
+#else
+  const auto refuse = [] { throw std::runtime_error("torch_uvm was built without CUDA"); };
+  module.def("cuda_register", refuse, keeps_gil);
+  module.def("cuda_install", refuse, keeps_gil);
+#endif
+  module.def("set_host_tensors", &set_host_tensors, py::arg("on"), no_gil);
+  module.def("host_tensors", &host_tensors, keeps_gil);
   module.def("built_with_cuda", &is_built_with_cuda, keeps_gil);
   module.def("backend", [] { return Context::get().backend_name(); }, no_gil);
   module.def("in_use", [] { return Context::get().in_use(); }, keeps_gil);

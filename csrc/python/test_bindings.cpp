@@ -8,7 +8,7 @@
 
 #include "emulated/backend.h"
 #include "python/bindings.h"
-#include "runtime/testing/emulated_failures.h"
+#include "runtime/testing/failing_calls.h"
 #include "tensor/dispatch/thread_state.h"
 #include "tensor/process/process_engine.h"
 

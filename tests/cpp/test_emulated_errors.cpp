@@ -5,7 +5,7 @@
 #include "emulated_helpers.h"
 #include "harness.h"
 #include "runtime/error.h"
-#include "runtime/testing/emulated_failures.h"
+#include "runtime/testing/failing_calls.h"
 
 using namespace torch_uvm;
 using namespace emulated_helpers;

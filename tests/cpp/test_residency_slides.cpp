@@ -8,7 +8,7 @@
 
 #include "residency_rig.h"
 #include "runtime/emulated/emulated_runtime.h"
-#include "runtime/testing/emulated_failures.h"
+#include "runtime/testing/failing_calls.h"
 
 namespace {
 

@@ -22,8 +22,18 @@ class CounterTable {
   const EmulatedCounters& of(int device) const {
     return rows_[static_cast<std::size_t>(device)];
   }
-  EmulatedCounters total() const;
-  void reset();
+  EmulatedCounters total() const {
+    EmulatedCounters sum;
+    for (const EmulatedCounters& row : rows_) {
+#define TORCH_UVM_ADD(name) sum.name += row.name;
+      TORCH_UVM_EMULATED_COUNTERS(TORCH_UVM_ADD)
+#undef TORCH_UVM_ADD
+    }
+    return sum;
+  }
+  void reset() {
+    rows_.assign(rows_.size(), {});
+  }
 
  private:
   std::vector<EmulatedCounters> rows_;

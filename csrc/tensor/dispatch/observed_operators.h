@@ -7,6 +7,7 @@
 #include <array>
 #include <cstddef>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -79,5 +80,12 @@ class ObservedOperators {
   std::unordered_map<const char*, ObservedOperator> known_;
   const ObservedOperator range_;
 };
+
+/// Whether an operator writes an argument that its schema does not declare mutable. Covers PyTorch's own operators:
+/// - Normalisations update `running_mean` and `running_var`.
+/// - cuDNN and MIOpen RNNs advance the random state of their dropout (`dropout_state`).
+/// - The backward of RNNs uses the buffer saved by forward (`reserve`, oneDNN's `workspace`) as scratch memory.
+/// \param op with namespace, without overload: "aten::native_batch_norm"
+bool writes_unsaid(std::string_view op, std::string_view argument);
 
 } // namespace torch_uvm

@@ -1,11 +1,11 @@
-#include "tensor/hints/advice.h"
-
+// Memory advice about the pages of tensors, recorded by block (tensor/storage/advice_registry.h).
 #include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <utility>
 
 #include "runtime/error.h"
+#include "tensor/hints/hints.h"
 #include "tensor/hints/owned_bytes.h"
 #include "tensor/process/context.h"
 #include "tensor/process/machine.h"

@@ -10,7 +10,6 @@
 #include <mutex>
 
 #include "runtime/error.h"
-#include "tensor/hints/advice.h"
 #include "tensor/hints/hints.h"
 
 namespace torch_uvm {

@@ -25,6 +25,18 @@ void prefetch(const std::vector<at::Tensor>& tensors, std::optional<c10::Device>
 /// The same for one tensor, without setting its block's home. For moves, which set it themselves.
 void prefetch_range_of(const at::Tensor& tensor, Location to, Stream stream);
 
+/// The changes to make; a nullopt field leaves that advice unchanged.
+struct AdviceChange {
+  std::optional<bool> read_mostly;
+  std::optional<std::optional<Location>> preferred_location; ///< inner nullopt: unset it
+  std::optional<std::vector<Location>> accessed_by; ///< replaces the previous set
+};
+
+/// Advises the whole pages that belong to the given tensors alone; skips other pages and tensors, as prefetch does.
+/// \throws c10::Error for a location that does not exist, and for tensors of a user-chosen allocator; nothing has
+///         changed then
+void advise(const std::vector<at::Tensor>& tensors, const AdviceChange& change);
+
 /// Declares the tensors' contents dead, in the order of the current stream. For tensors with a CPU label the discard is
 /// complete when this returns. Versions are bumped, as after a write.
 void discard(const std::vector<at::Tensor>& tensors);

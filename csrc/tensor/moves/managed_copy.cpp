@@ -10,7 +10,6 @@
 #include "tensor/process/context.h"
 #include "tensor/process/switch.h"
 #include "tensor/storage/managed_storage.h"
-#include "tensor/storage/managed_tensor.h"
 
 namespace torch_uvm {
 

@@ -1,5 +1,4 @@
-#include "tensor/moves/move_views.h"
-
+// The autograd view of a moved tensor: a view of the source's base.
 #include <ATen/ops/alias.h>
 #include <c10/core/InferenceMode.h>
 #include <torch/csrc/autograd/VariableTypeUtils.h>
@@ -11,7 +10,8 @@
 #include <vector>
 
 #include "tensor/moves/moves.h"
-#include "tensor/storage/managed_tensor.h"
+#include "tensor/moves/operators.h"
+#include "tensor/storage/managed_storage.h"
 
 namespace torch_uvm {
 namespace {

@@ -23,7 +23,6 @@
 #include "tensor/storage/block_storage.h"
 #include "tensor/storage/labels.h"
 #include "tensor/storage/managed_storage.h"
-#include "tensor/storage/managed_tensor.h"
 
 namespace torch_uvm {
 namespace {

@@ -10,10 +10,9 @@
 #include <type_traits>
 #include <utility>
 
-#include "tensor/moves/move_views.h"
 #include "tensor/moves/moves.h"
 #include "tensor/moves/operators.h"
-#include "tensor/storage/managed_tensor.h"
+#include "tensor/storage/managed_storage.h"
 
 namespace torch_uvm {
 namespace {

@@ -4,7 +4,7 @@
 
 #include <mutex>
 
-#include "tensor/storage/managed_tensor.h"
+#include "tensor/storage/managed_storage.h"
 
 namespace torch_uvm {
 namespace {

@@ -36,6 +36,14 @@ at::Tensor managed_copy_kernel(const at::Tensor& self, c10::Device device, c10::
 at::Tensor managed_copy_autograd(c10::DispatchKeySet keys, const at::Tensor& self, c10::Device device,
                                  c10::ScalarType dtype, bool non_blocking, c10::MemoryFormat memory_format);
 
+/// Makes `moved` a differentiable view of `self`, or of the base of `self` if that is a view.
+///
+/// PyTorch's as_view would chain each move onto the view function of `self`, and copy the chain: a tensor that is moved
+/// back and forth would get slower with each move, and in the end overflow the stack. Here the view function stays as
+/// short as that of a view that was never moved.
+/// \param moved the result of the move kernel for `self`, not used by anything else yet
+at::Tensor as_moved_view(const at::Tensor& self, const at::Tensor& moved);
+
 // Dispatcher handles of the operators.
 
 const c10::TypedOperatorHandle<at::Tensor(const at::Tensor&, c10::Device, bool)>& move_operator();

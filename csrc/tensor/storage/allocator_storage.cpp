@@ -11,7 +11,7 @@
 
 #include "runtime/error.h"
 #include "tensor/process/context.h"
-#include "tensor/storage/profiler_report.h"
+#include "tensor/storage/block_storage.h"
 
 namespace torch_uvm {
 namespace {

@@ -1,5 +1,7 @@
 #include "tensor/storage/block_storage.h"
 
+#include <ATen/DeviceAccelerator.h>
+
 #include <atomic>
 #include <exception>
 
@@ -7,7 +9,6 @@
 #include "tensor/process/context.h"
 #include "tensor/process/process_engine.h"
 #include "tensor/storage/advice_registry.h"
-#include "tensor/storage/profiler_report.h"
 
 namespace torch_uvm {
 namespace {
@@ -85,6 +86,15 @@ bool is_plain(const c10::DataPtr& data) {
 
 bool is_on_host(const c10::DataPtr& data) {
   return data.get_deleter() == &delete_evicted;
+}
+
+void report_to_profiler(const CachingManagedAllocator& memory, void* ptr, std::int64_t change, Location home) {
+  const Statistics now = memory.statistics(home);
+  const c10::Device device = home.is_host() ? c10::Device(c10::DeviceType::CPU)
+                                            : c10::Device(at::getAccelerator(/*checked=*/true).value(),
+                                                          static_cast<c10::DeviceIndex>(home.index));
+  c10::reportMemoryUsageToProfiler(ptr, change, static_cast<std::size_t>(now.allocated_bytes[0].current),
+                                   static_cast<std::size_t>(now.reserved_bytes[0].current), device);
 }
 
 } // namespace torch_uvm

@@ -1,5 +1,8 @@
 #include "tensor/storage/managed_storage.h"
 
+#include <ATen/FunctionalTensorWrapper.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/functorch/BatchedTensorImpl.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/util/Exception.h>
 
@@ -20,7 +23,6 @@
 #include "tensor/storage/block_storage.h"
 #include "tensor/storage/idle_allocators.h"
 #include "tensor/storage/labels.h"
-#include "tensor/storage/profiler_report.h"
 
 namespace torch_uvm {
 namespace {
@@ -146,6 +148,22 @@ bool is_managed(const c10::DataPtr& data) {
   const c10::DataPtr seen(nullptr, nullptr, data.get_deleter(), c10::Device(c10::DeviceType::CPU));
   return is_own_block(seen) || has_owner(seen) || is_host_tensor(seen) || is_on_host(seen) || is_from_allocator(seen) ||
          is_adopted(seen);
+}
+
+bool is_managed(const at::Tensor& tensor) {
+  if (!tensor.defined() || at::functionalization::impl::isFunctionalTensor(tensor)) {
+    return false;
+  }
+  if (const auto* batched = at::functorch::maybeGetBatchedImpl(tensor)) {
+    return is_managed(batched->value());
+  }
+  if (tensor.key_set().has(c10::DispatchKey::FuncTorchGradWrapper)) {
+    static const auto op =
+        c10::Dispatcher::singleton().findSchemaOrThrow("torch_uvm::_is_managed", "").typed<bool(const at::Tensor&)>();
+    return op.call(tensor); // the dispatcher unwraps the tensor
+  }
+  return tensor.layout() == c10::kStrided && !tensor.is_nested() && tensor.has_storage() &&
+         is_managed(data_of(tensor.storage()));
 }
 
 std::size_t label_count(const c10::Storage& storage) {

@@ -1,6 +1,7 @@
 // Storages in managed memory, recognised by their deleter.
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/Device.h>
 #include <c10/core/Storage.h>
@@ -21,6 +22,10 @@ c10::DataPtr allocate_plain(std::size_t bytes, Stream stream, c10::Device device
 /// Whether the bytes are managed. Decided by the deleter, so it holds for every tensor on the storage: views, detached
 /// tensors, checkpoints loaded into it. A zero-byte storage is managed if it was allocated so.
 bool is_managed(const c10::DataPtr& data);
+
+/// Whether the bytes of `tensor` are managed. Looks through the wrappers of vmap and grad. False for tensors without
+/// bytes of their own: meta, fake, functional, sparse and nested tensors.
+bool is_managed(const at::Tensor& tensor);
 
 /// The deleter of managed CPU tensors (host_tensors.h). Its context is the address, as c10::Allocator::raw_allocate
 /// requires, so the block is looked up by address.
