@@ -96,7 +96,9 @@ std::size_t parse_bytes(std::string_view text) {
     rest.remove_suffix(1);
   }
   if (rest.empty() || std::isdigit(static_cast<unsigned char>(rest.front())) == 0) {
-    refuse(text, rest.empty() ? "it is empty" : "it does not begin with a digit");
+    refuse(text, rest.empty()          ? "it is empty"
+                 : rest.front() == '-' ? "it is negative"
+                                       : "it does not begin with a digit");
   }
   long double count = 0; // has at least the 64 bits of a size
   const char* const end = std::from_chars(rest.data(), rest.data() + rest.size(), count, std::chars_format::fixed).ptr;
