@@ -222,8 +222,8 @@ format: $(STAMPS)/installed ## let ruff and clang-format rewrite what they can
 	$(VENV_PY) -m ruff format .
 	@$(VENV)/bin/clang-format -i $(FORMATTED)
 
-bench: build cpp ## measure, into benchmarks/results/
-	$(VENV_PY) benchmarks/run.py
+bench: build cpp ## time the allocator, into benchmarks/results/
+	$(VENV_PY) benchmarks/bench_allocator.py
 
 bench-schedules: build cpp ## predict steps within budgets, from traces of an H200 and dry runs, beside their lower bounds
 	$(VENV_PY) benchmarks/bench_schedules.py

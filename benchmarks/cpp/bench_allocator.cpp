@@ -1,17 +1,18 @@
 // The caching allocator, in C++ and without memory: the time of cached sizes, and the waste of ragged sizes.
-//
-//   bench_allocator [FILE]
+// Prints a line of JSON for each figure (benchmarks/bench_allocator.py).
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstdio>
+#include <initializer_list>
 #include <memory>
 #include <random>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "allocator/caching/caching_managed_allocator.h"
-#include "bench_report.h"
 #include "idle_runtime.h"
 #include "runtime/bytes.h"
 
@@ -22,6 +23,15 @@ using Clock = std::chrono::steady_clock;
 
 double ns_since(Clock::time_point start) {
   return std::chrono::duration<double, std::nano>(Clock::now() - start).count();
+}
+
+void print(const char* section, std::size_t bytes, std::initializer_list<std::pair<const char*, double>> figures) {
+  std::printf("{\"section\": \"%s\", \"what\": \"%s\"", section, format_bytes(bytes).c_str());
+  for (const auto& [name, value] : figures) {
+    std::printf(", \"%s\": %.10g", name, value);
+  }
+  std::printf("}\n");
+  std::fflush(stdout);
 }
 
 // --- allocate + free of a cached size, with warm caches
@@ -98,16 +108,16 @@ double cached_ns(Heap& heap, std::size_t bytes, int threads) {
   return figures[kRuns / 2];
 }
 
-void cached_sizes(Report& report) {
+void cached_sizes() {
   for (const std::size_t live : {100, 1'000, 10'000, 100'000, 1'000'000}) {
     Heap heap(live);
     for (const int threads : {1, 2, 8}) {
       for (const std::size_t bytes : {std::size_t{512}, 4 * KiB, 64 * KiB, MiB, 4 * MiB, 16 * MiB, 64 * MiB}) {
-        report.add("allocator", format_bytes(bytes),
-                   {{"bytes", static_cast<double>(bytes)},
-                    {"threads", threads},
-                    {"live_blocks", static_cast<double>(live)},
-                    {"ns", cached_ns(heap, bytes, threads)}});
+        print("allocator", bytes,
+              {{"bytes", static_cast<double>(bytes)},
+               {"threads", threads},
+               {"live_blocks", static_cast<double>(live)},
+               {"ns", cached_ns(heap, bytes, threads)}});
       }
     }
   }
@@ -127,7 +137,7 @@ struct Live {
 /// fits into the live set, then allocates it. The first half of the steps is warm-up. Waste is (reserved - live) /
 /// live, where live is the number of requested bytes. The lower bound of the waste follows from the peak of live bytes,
 /// which any allocator has to reserve.
-void ragged_sizes(Report& report, std::size_t target) {
+void ragged_sizes(std::size_t target) {
   std::vector<std::size_t> sizes;
   for (std::size_t k = 1024; k <= 8192; k += 1024) {
     for (const std::size_t floats : {k * 16 * 7 * 7, k * 7 * 7, k * 7, k, k * 32}) {
@@ -176,14 +186,14 @@ void ragged_sizes(Report& report, std::size_t target) {
     mean += value / kSteps;
   }
   std::ranges::sort(waste);
-  report.add("ragged", format_bytes(target),
-             {{"live_bytes", static_cast<double>(target)},
-              {"mean", mean},
-              {"median", waste[waste.size() / 2]},
-              {"most", waste.back()},
-              {"bound", peak * sum / kSteps - 1},
-              {"calls_steady", static_cast<double>(calls - before)},
-              {"ns", took / kSteps}});
+  print("ragged", target,
+        {{"live_bytes", static_cast<double>(target)},
+         {"mean", mean},
+         {"median", waste[waste.size() / 2]},
+         {"most", waste.back()},
+         {"bound", peak * sum / kSteps - 1},
+         {"calls_steady", static_cast<double>(calls - before)},
+         {"ns", took / kSteps}});
   while (!live.empty()) {
     free_one(live.size() - 1);
   }
@@ -192,15 +202,11 @@ void ragged_sizes(Report& report, std::size_t target) {
   }
 }
 
-void measure(Report& report) {
-  for (const std::size_t mib : {16, 64, 256, 1024, 4096}) {
-    ragged_sizes(report, mib * MiB);
-  }
-  cached_sizes(report);
-}
-
 } // namespace
 
-int main(int argc, char** argv) {
-  return run(argc, argv, measure);
+int main() {
+  for (const std::size_t mib : {16, 64, 256, 1024, 4096}) {
+    ragged_sizes(mib * MiB);
+  }
+  cached_sizes();
 }
