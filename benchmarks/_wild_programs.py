@@ -1,4 +1,4 @@
-"""Users' programs for bench_plans.py: seven kinds of training, as one would write them without this project.
+"""Users' programs for bench_plans.py: three kinds of training, as one would write them without this project.
 
 python benchmarks/_wild_programs.py t5 [--steps N]
 """
@@ -164,99 +164,6 @@ def experts() -> Program:
 
     def loss() -> Tensor:
         ids = tokens(32000, 8, 1024)
-        return next_token(model(ids), ids)
-
-    return model, loss
-
-
-@program
-def sampling() -> Program:
-    """Samples with a cache, then trains on what was sampled."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    sizes = {"hidden_size": 1536, "intermediate_size": 4096, "num_hidden_layers": 16}
-    heads = {"num_attention_heads": 12, "num_key_value_heads": 4}
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=32000, pad_token_id=0, **sizes, **heads)).bfloat16()
-
-    def loss() -> Tensor:
-        with torch.no_grad():
-            ids = model.generate(
-                tokens(32000, 16, 256), min_new_tokens=24, max_new_tokens=24, do_sample=False
-            )
-        scores = model(input_ids=ids, use_cache=False).logits[:, 255:-1].log_softmax(-1)
-        chosen: Tensor = scores.gather(-1, ids[:, 256:, None]).squeeze(-1)
-        return -(chosen * normal(16, 1)).mean()
-
-    return model, loss
-
-
-@program
-def graph() -> Program:
-    """Full batches of a graph of 400 000 nodes and 4 million edges."""
-
-    class Layer(nn.Module):
-        def __init__(self, into: int, out: int) -> None:
-            super().__init__()
-            self.own, self.others = nn.Linear(into, out), nn.Linear(into, out)
-
-        def forward(self, x: Tensor, source: Tensor, target: Tensor) -> Tensor:
-            summed = torch.zeros_like(x).index_add_(0, target, x[source])
-            return F.relu(self.own(x) + self.others(summed))
-
-    model = nn.ModuleList([Layer(128, 256), Layer(256, 256), Layer(256, 256), Layer(256, 64)])
-    nodes, edges = 400_000, 4_000_000
-    x, source, target = normal(nodes, 128), tokens(nodes, edges), tokens(nodes, edges)
-    labels = tokens(64, nodes)
-
-    def loss() -> Tensor:
-        y = x
-        for layer in model:
-            y = layer(y, source, target)
-        return F.cross_entropy(y, labels)
-
-    return model, loss
-
-
-@program
-def recurrent() -> Program:
-    model = nn.ModuleDict(
-        {"in": nn.Embedding(50000, 1024), "mix": nn.LSTM(1024, 2048, 4), "out": nn.Linear(2048, 50000)}
-    )
-
-    def loss() -> Tensor:
-        ids = tokens(50000, 128, 64)
-        y, _ = model["mix"](model["in"](ids))
-        return F.cross_entropy(model["out"](y[:-1]).flatten(0, 1), ids[1:].flatten())
-
-    return model, loss
-
-
-@program
-def quantised() -> Program:
-    """LoRA of a frozen base in 8 bits, whose weights are made whole again for each product."""
-
-    class Linear(nn.Module):
-        weight: Tensor
-        scale: Tensor
-
-        def __init__(self, into: int, out: int) -> None:
-            super().__init__()
-            self.register_buffer("weight", torch.zeros(out, into, dtype=torch.int8))
-            self.register_buffer("scale", torch.ones(out, 1, dtype=torch.bfloat16))
-            self.down = nn.Parameter(torch.zeros(16, into, dtype=torch.bfloat16))
-            self.up = nn.Parameter(torch.zeros(out, 16, dtype=torch.bfloat16))
-
-        def forward(self, x: Tensor) -> Tensor:
-            whole = self.weight.to(torch.bfloat16) * self.scale
-            return F.linear(x, whole) + F.linear(F.linear(x, self.down), self.up)
-
-    mixers = [nn.Sequential(Linear(4096, 11008), nn.SiLU(), Linear(11008, 4096)) for _ in range(24)]
-    model = Language(mixers, 4096, 32000, heads=32).bfloat16()  # type: ignore[arg-type]
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(name.endswith(("down", "up")))
-
-    def loss() -> Tensor:
-        ids = tokens(32000, 4, 1024)
         return next_token(model(ids), ids)
 
     return model, loss

@@ -31,7 +31,7 @@ from torch_uvm.schedules import predict
 from torch_uvm.traces import read_trace
 
 FOLDER = Path(__file__).resolve().parent
-WILD = "t5 unet experts sampling graph recurrent quantised".split()
+WILD = "t5 unet experts".split()
 REAL = "a b c d e".split()
 STEPS = 4  #: to run dry after the first one
 CHECKS = 32  #: of the bound: 64 give up to a percent more, and take several times as long

@@ -12,14 +12,11 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import os
 import statistics
 import sys
-import tempfile
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -107,59 +104,6 @@ def operators(device: torch.device, rounds: int, count: int) -> dict[str, dict[s
                 found[name][mode] = min(least, found[name].get(mode, least))
     torch_uvm.set_budget(None, device)
     del cold
-    return found
-
-
-# --- the driver calls of a transfer
-
-
-def calls_in(profiled: torch.profiler.profile) -> Counter[str]:
-    """The driver calls of a profile, by name, without the launches of kernels."""
-    with tempfile.TemporaryDirectory() as folder:
-        trace = Path(folder) / "trace.json"
-        profiled.export_chrome_trace(str(trace))
-        events = json.loads(trace.read_text())["traceEvents"]
-    names = (event["name"] for event in events if event.get("cat") in ("cuda_runtime", "cuda_driver"))
-    return Counter(name for name in names if "Launch" not in name)
-
-
-def driver_calls(device: torch.device, piece: int) -> dict[str, Any]:
-    """Calls of a loop over twice as many storages as the budget holds, per transfer."""
-    pieces = 128
-    found: dict[str, Any] = {}
-    kind = "CUDA" if device.type == "cuda" else "CPU"  # a rehearsal finds no calls
-    for name, writes in (("read: fetch, drop", False), ("written: fetch, write-back", True)):
-        torch_uvm.set_budget(pieces * piece // 2, device)
-        tensors = [torch.ones(piece // 4, device=device) for _ in range(pieces)]
-        into = torch.empty(1, device=device)
-
-        def step(
-            tensors: list[torch.Tensor] = tensors, into: torch.Tensor = into, writes: bool = writes
-        ) -> None:
-            for tensor in tensors:
-                if writes:
-                    tensor.add_(1)
-                else:
-                    torch.sum(tensor, 0, keepdim=True, out=into)
-
-        for _ in range(10):
-            seconds(step)
-        before = torch_uvm.stats()
-        with torch.profiler.profile(activities=[getattr(torch.profiler.ProfilerActivity, kind)]) as profiled:
-            for _ in range(5):
-                step()
-            torch.accelerator.synchronize()
-        after = torch_uvm.stats()
-        calls = calls_in(profiled)
-        kinds = {"fetched": "fetched", "written_back": "written_back", "dropped": "dropped_clean"}
-        moved = {name: after[key]["count"] - before[key]["count"] for name, key in kinds.items()}
-        transfers = max(moved["fetched"] + moved["written_back"], 1)
-        found[name] = moved | {
-            "calls": {key: round(count / transfers, 2) for key, count in calls.most_common(12)},
-            "per_transfer": round(sum(calls.values()) / transfers, 2),
-        }
-        del tensors, step
-        torch_uvm.set_budget(None, device)
     return found
 
 
@@ -290,7 +234,6 @@ def measure(device: torch.device, small: bool) -> dict[str, Any]:
     with torch.no_grad():
         found: dict[str, Any] = {
             "operators": operators(device, 1 if small else 3, 100 if small else 1000),
-            "driver_calls": driver_calls(device, MIB // 4 if small else 4 * MIB),
             "rates": {f"{count} pieces": rates(device, moved, count) for count in (1, 4 if small else 32)},
             "launches": {
                 name: launches(device, piece, 2000 if small else 100_000, budget)
@@ -307,8 +250,6 @@ def show(found: dict[str, Any]) -> None:
         more = [by_mode[mode] - by_mode["native"] for mode in ("idle", "awake")]
         costs = "".join(f"{by_mode[mode]:9.0f}" for mode in LEARNS)
         print(f"{name:28}{costs}" + "".join(f"{each:8.0f}" for each in more))
-    for name, calls in found["driver_calls"].items():
-        print(f"{name}: {calls['per_transfer']} driver calls a transfer: {calls['calls']}")
     for section in ("rates", "launches"):
         for name, figures in found[section].items():
             print(f"{section}, {name}: " + ", ".join(f"{key} {it:.1f}" for key, it in figures.items()))
