@@ -40,7 +40,7 @@ print(json.dumps({
 
 def _both(spawn: Spawn, *args: str, check: bool = True) -> list[subprocess.CompletedProcess[str]]:
     """Runs the program under python and under torch_uvm."""
-    return [spawn(args=[*start, *args], env=EMU, check=check) for start in ([], RUN)]
+    return [spawn(args=[*start, *args], env=EMU, check=check, fork=start == RUN) for start in ([], RUN)]
 
 
 @pytest.fixture

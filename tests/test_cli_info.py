@@ -177,7 +177,7 @@ class TestInfo:
             done.stderr.startswith("torch_uvm: TORCH_UVM_CONF='limt:1GiB'") and done.stderr.count("\n") == 1
         )
         (spawn.folder / "torch.py").write_text("raise ImportError('broken')\n")
-        done = spawn(args=["-m", "torch_uvm", "info"], env=EMU, check=False)
+        done = spawn(args=["-m", "torch_uvm", "info"], env=EMU, check=False, fork=False)
         assert done.returncode == 1
         assert done.stderr == "torch_uvm: it needs torch, which does not load: broken\n"
 

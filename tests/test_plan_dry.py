@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from _spawn import Spawn
 
 HEAD = """
 import sys
@@ -35,11 +34,8 @@ def plan(
 ) -> subprocess.CompletedProcess[str]:
     (folder / "train.py").write_text(text)
     launch = ["-m", "torch.distributed.run", f"--nproc-per-node={ranks}"] if ranks else []
-    command = [sys.executable, *launch, "-m", "torch_uvm", "plan", *options, "train.py", *arguments]
-    clean = {key: value for key, value in os.environ.items() if not key.startswith("TORCH_UVM")}
-    return subprocess.run(
-        command, cwd=folder, env=clean, capture_output=True, text=True, timeout=600, check=False
-    )
+    command = [*launch, "-m", "torch_uvm", "plan", *options, "train.py", *arguments]
+    return Spawn(folder)(args=command, check=False, timeout=600)
 
 
 def test_an_unchanged_script(tmp_path: Path) -> None:

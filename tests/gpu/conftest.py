@@ -112,6 +112,7 @@ class GuardedSpawn(Spawn):
         env: Mapping[str, str | None] | None = None,
         check: bool = True,
         timeout: float = 120,
+        fork: bool = True,
     ) -> Any:
         wanted = dict(env or {})
         conf = wanted.get("TORCH_UVM_CONF")
@@ -119,7 +120,7 @@ class GuardedSpawn(Spawn):
             check_program(text, limit())
         ours = environment(limit())["TORCH_UVM_CONF"]
         wanted["TORCH_UVM_CONF"] = conf if conf and "limit:" in conf else ",".join(filter(None, [conf, ours]))
-        return super().__call__(code, args=args, env=wanted, check=check, timeout=timeout)
+        return super().__call__(code, args=args, env=wanted, check=check, timeout=timeout, fork=fork)
 
 
 @pytest.fixture
