@@ -58,6 +58,15 @@ def run_dry(folder: Path, text: str, *arguments: str, **options: int) -> DryRun:
     return dry_run([str(script), *arguments], card=H200, folder=folder, **options)  # type: ignore[arg-type]
 
 
+@pytest.fixture(scope="module")
+def transformer(tmp_path_factory: pytest.TempPathFactory) -> DryRun:
+    """TRANSFORMER, which saves its weights after each step, in the place of an earlier run's."""
+    folder = tmp_path_factory.mktemp("transformer")
+    (folder / "weights.pt").write_text("an earlier run's")
+    file = str(folder / "weights.pt")
+    return run_dry(folder, scripts.TRANSFORMER + f"    torch.save(model.state_dict(), {file!r})\n")
+
+
 def sequence(trace: Trace) -> list[tuple[str, tuple[int, ...]]]:
     """The operators, and the sizes of their operands. A dry run sums gradients into new tensors."""
     return [
@@ -66,15 +75,18 @@ def sequence(trace: Trace) -> list[tuple[str, tuple[int, ...]]]:
     ]
 
 
+def are_alike(found: DryRun, real: Trace, peak: int) -> None:
+    assert sequence(read_trace(found.trace)) == sequence(real)
+    assert found.step_peak_bytes == pytest.approx(peak, rel=0.02)
+    assert found.peak_bytes >= found.step_peak_bytes
+    assert found.steps == 4
+    assert not found.ended
+
+
 @pytest.mark.parametrize(
     ("text", "arguments"),
-    [
-        (scripts.TRANSFORMER, ()),
-        (scripts.TRANSFORMER, ("--checkpoint", "--fused")),
-        (scripts.CNN, ()),
-        (scripts.CAUSAL_LM, ()),
-    ],
-    ids=["transformer", "checkpointing", "cnn", "causal_lm"],
+    [(scripts.TRANSFORMER, ("--checkpoint", "--fused")), (scripts.CNN, ()), (scripts.CAUSAL_LM, ())],
+    ids=["checkpointing", "cnn", "causal_lm"],
 )
 def test_operators_and_peak_are_those_of_a_real_run(
     spawn: Spawn, tmp_path: Path, text: str, arguments: tuple[str, ...]
@@ -82,17 +94,16 @@ def test_operators_and_peak_are_those_of_a_real_run(
     if "transformers" in text:
         pytest.importorskip("transformers")
     found = run_dry(tmp_path, text, *arguments)
-    real, peak = real_run(spawn, [str(tmp_path / "script.py"), *arguments])
-    dry = read_trace(found.trace)
-    assert sequence(dry) == sequence(real)
-    assert found.step_peak_bytes == pytest.approx(peak, rel=0.02)
-    assert found.peak_bytes >= found.step_peak_bytes
-    assert found.steps == 4
-    assert not found.ended
+    are_alike(found, *real_run(spawn, [str(tmp_path / "script.py"), *arguments]))
 
 
-def test_the_trace_makes_a_schedule_with_the_card_s_times(tmp_path: Path) -> None:
-    found = run_dry(tmp_path, scripts.TRANSFORMER)
+def test_operators_and_peak_of_the_transformer(spawn: Spawn, tmp_path: Path, transformer: DryRun) -> None:
+    (tmp_path / "real.py").write_text(scripts.TRANSFORMER)
+    are_alike(transformer, *real_run(spawn, ["real.py"]))
+
+
+def test_the_trace_makes_a_schedule_with_the_card_s_times(transformer: DryRun) -> None:
+    found = transformer
     trace = read_trace(found.trace)
     assert [(it.first, it.operators) for it in trace.groups] == [
         (it, 1) for it in range(len(trace.operators))
@@ -104,8 +115,9 @@ def test_the_trace_makes_a_schedule_with_the_card_s_times(tmp_path: Path) -> Non
     assert found.step_ms >= len(schedule.operators) * H200.host_us / 1e3
 
 
-def test_stand_ins_and_allocations_are_named_by_line(tmp_path: Path) -> None:
-    found = run_dry(tmp_path, scripts.TRANSFORMER, steps=2)
+def test_stand_ins_and_allocations_are_named_by_line(transformer: DryRun) -> None:
+    found = transformer
+    script = str(found.output.with_name("script.py"))
     lines = scripts.TRANSFORMER.splitlines()
     items = [it for it in found.stand_ins if it.what == "item"]
     places = {int(it.place.rpartition(":")[2]): it.count for it in items}
@@ -113,9 +125,9 @@ def test_stand_ins_and_allocations_are_named_by_line(tmp_path: Path) -> None:
         lines[number - 1].strip(): count for number, count in places.items() if "print" in lines[number - 1]
     }
     printed = next(number for number, line in enumerate(lines, 1) if "loss.item()" in line)
-    assert places[printed] == 2  # the third step is cut off at its optimizer
-    assert all(it.place.startswith(str(tmp_path)) for it in items)
-    mine = [it for it in found.sites if it.file == str(tmp_path / "script.py")]
+    assert places[printed] == 4  # the fifth step is cut off at its optimizer
+    assert all(it.place.startswith(script) for it in items)
+    mine = [it for it in found.sites if it.file == script]
     wide = next(number for number, line in enumerate(lines, 1) if "self.narrow(F.gelu" in line)
     assert max(mine, key=lambda it: it.bytes).line in (wide, wide - 1, printed - 5)
     assert any(it.node for it in found.sites)
@@ -168,19 +180,13 @@ def test_several_optimizers_are_recorded_from_a_whole_step_on(tmp_path: Path) ->
     schedule_of(read_trace(found.trace), budget=1 << 40)
 
 
-def test_nothing_is_saved(tmp_path: Path) -> None:
-    file = tmp_path / "weights.pt"
-    file.write_text("an earlier run's")
-    text = scripts.TRANSFORMER + f"    torch.save(model.state_dict(), {str(file)!r})\n"
-    found = run_dry(tmp_path, text, steps=1)
-    assert file.read_text() == "an earlier run's"
-    assert ("torch.save", 1) in [(it.what, it.count) for it in found.stand_ins]
+def test_nothing_is_saved(transformer: DryRun) -> None:
+    assert transformer.output.with_name("weights.pt").read_text() == "an earlier run's"
+    assert ("torch.save", 4) in [(it.what, it.count) for it in transformer.stand_ins]
 
 
 BAD = [
     ("raise ValueError('of the script')", "ValueError: of the script"),
-    ("raise SystemExit(3)", "exited with status 3"),
-    ("print('nothing')", "used no accelerator"),
     ("import torch; torch.ones(1 << 20, device='emu')", "before its second optimizer step"),
     ("import os; os.abort()", "ended with -6 and no result"),
     ("import torch; torch.ones(3).to('xpu')", "XPU"),
