@@ -53,7 +53,7 @@ examples: build ## run all examples on the emulated accelerator, the demo too; d
 test: build cpp cuda-wheels ## run the tests, those of the C++ layers included
 	OMP_WAIT_POLICY=PASSIVE $(VENV_PY) -m pytest tests -m "not nightly" -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-test-nightly: build cpp sanitized ## what `test` leaves out: documents, results, all operators, sanitizers
+test-nightly: build cpp sanitized test-cuda-flavour ## what `test` leaves out: documents, results, all operators, sanitizers, torch 2.11's CUDA
 	OMP_WAIT_POLICY=PASSIVE $(VENV_PY) -m pytest tests -m nightly -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 venv: $(STAMPS)/installed ## make .venv with what is pinned in requirements/
@@ -103,8 +103,9 @@ ifneq ($(TORCH_UVM_TEST_CUDA),0)
 	@$(VENV_PY) scripts/check_cuda_flavour.py fetch
 endif
 
-test-cuda-flavour: build cpp cuda-wheels ## what `test` has of CUDA with no GPU: compile, link, audit, control paths
-	$(VENV_PY) -m pytest tests/test_cuda_flavour.py tests/test_cuda_control*.py
+test-cuda-flavour: build cpp cuda-wheels ## CUDA with no GPU and every pinned torch: compile, link, audit, control paths
+	TORCH_UVM_TEST_CUDA=$(or $(TORCH_UVM_TEST_CUDA),all) $(VENV_PY) -m pytest \
+	  tests/test_cuda_flavour.py tests/test_cuda_control*.py
 
 # 4 GiB in all, since six processes share a card. tests/_gpu_guard.py requires that and 6 GiB free.
 test-cuda: export TORCH_UVM_REQUIRE_CUDA = 1

@@ -32,6 +32,7 @@ PINNED = ROOT / "requirements" / "cuda.txt"
 PYTHON = sys.implementation.cache_tag
 # The layers that do not depend on torch: compiled once for all versions.
 BELOW_TORCH = ["runtime", "allocator", "config", "residency"]
+COMPILER = os.environ.get("CXX", "c++").split()  # which may be "ccache c++"
 # The libraries that must define every symbol that the extension uses.
 LIBRARIES = ["c10", "c10_cuda", "torch_cpu", "torch_cuda", "torch_python"]
 FLAGS = (
@@ -176,7 +177,7 @@ def compile_together(files: list[Path], flags: list[str], folder: Path) -> list[
     stem = folder / f"{files[0].parent.name}-{files[0].stem}-{len(files)}"
     source, result = unity.write(stem.with_suffix(".cpp"), files), stem.with_suffix(".o")
     try:
-        output_of(["c++", *flags, "-c", str(source), "-o", str(result)])
+        output_of([*COMPILER, *flags, "-c", str(source), "-o", str(result)])
     except Failed as error:
         if len(files) == 1:
             raise
@@ -201,7 +202,7 @@ def link(version: str, objects: list[Path], target: Path) -> None:
     """Links, and checks that every symbol is defined somewhere. Symbols of Python come from the interpreter.
     Dependencies of the libraries themselves are absent, and are not checked."""
     libraries = torch_include(version).parent / "lib"
-    command = ["c++", "-shared", *map(str, objects), "-o", str(target), f"-L{libraries}"]
+    command = [*COMPILER, "-shared", *map(str, objects), "-o", str(target), f"-L{libraries}"]
     command.append("-Wl,--no-as-needed")  # also libraries that only weak symbols need
     command += [*(f"-l{library}" for library in LIBRARIES), str(cudart()), "-l:libstdc++.so.6"]
     command += ["-Wl,--warn-unresolved-symbols", "-Wl,--unresolved-symbols=ignore-in-shared-libs"]
@@ -276,7 +277,7 @@ def make_stand_ins(libraries: Path, folder: Path) -> None:
     folder.mkdir()
     there = sorted(libraries.glob("lib*.so"))
     needed = set(re.findall(r"\(NEEDED\)[^\[]*\[(.+)\]", output_of(["readelf", "-d", *there])))
-    compiler = ["c++", "-shared", "-fPIC", "-w", "-x", "c++"]
+    compiler = [*COMPILER, "-shared", "-fPIC", "-w", "-x", "c++"]
     nothing = folder / "nothing.cpp"
     nothing.write_text("")
     for name in sorted(filter(ABSENT_LIBRARY.fullmatch, needed)):

@@ -1,8 +1,8 @@
 """Programs over the fake CUDA runtime (tests/fake_cuda), which is preloaded. They need no GPU.
 
 The fake runtime does not run kernels. A program checks its allocations and the runtime's calls. Each program
-runs with every torch of requirements/cuda.txt, as installed by scripts/check_cuda_flavour.py, and with this
-environment's torch if that was built with CUDA.
+runs with the torches that _cuda_flavour.py names, as scripts/check_cuda_flavour.py installs them, and with
+this environment's torch if that was built with CUDA.
 """
 
 from __future__ import annotations

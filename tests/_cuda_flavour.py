@@ -24,7 +24,9 @@ def script(name: str) -> ModuleType:
 
 
 flavour = script("check_cuda_flavour")
-VERSIONS: list[str] = flavour.versions()
+PINNED: list[str] = flavour.versions()
+#: The newest. `make test-cuda-flavour` and `make test-nightly` take all.
+VERSIONS = PINNED if os.environ.get("TORCH_UVM_TEST_CUDA") == "all" else PINNED[-1:]
 
 
 @cache

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from _cuda_flavour import LEFT_OUT, REASON, SCRIPTS, VERSIONS, build, flavour, script
+from _cuda_flavour import LEFT_OUT, PINNED, REASON, SCRIPTS, VERSIONS, build, flavour, script
 
 needs_wheels = pytest.mark.skipif(LEFT_OUT, reason=REASON)
 audit, unity = script("audit_cuda_allocator"), script("unity")
@@ -90,14 +90,14 @@ class TestAudit:
         assert self.lacking(tmp_path, 11, "", ours) == ["allocate(size_t)"]
 
     @needs_wheels
-    @pytest.mark.parametrize("version", VERSIONS)
+    @pytest.mark.parametrize("version", PINNED)
     def test_of_real_headers(self, wheels: None, version: str) -> None:
         assert audit.missing(flavour.torch_include(version)) == []
 
     @needs_wheels
     def test_a_real_header_with_one_more(self, wheels: None, tmp_path: Path) -> None:
         """Runs the command and checks its exit status."""
-        include = flavour.torch_include(VERSIONS[0])
+        include = flavour.torch_include(PINNED[0])
         for _, header in [*audit.CLASSES, ("", "torch/headeronly/version.h")]:
             (tmp_path / header).parent.mkdir(parents=True, exist_ok=True)
             text = (include / header).read_text()
