@@ -83,9 +83,9 @@ DEFERRED = ("_patches/deferred_updates.py", "_patches/optimizer_steps.py", "_pyt
 @pytest.mark.parametrize(
     ("optimizer", "files", "every"),
     [
-        ("deferred", DEFERRED, 1),
+        ("deferred", DEFERRED, 1 if LONG else 3),
         ("deferred", ("",), 1 if LONG else 29),
-        ("in_place", ("",), 1 if LONG else 3),
+        ("in_place", ("",), 1 if LONG else 11),
     ],
     ids=["ours", "deferred", "in_place"],
 )
@@ -190,5 +190,5 @@ while True:
     assert status == 0
     nth += EVERY
 assert nth > 100, nth
-""".replace("EVERY", "1" if LONG else "5")
+""".replace("EVERY", "1" if LONG else "11")
     )

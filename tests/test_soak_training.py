@@ -38,10 +38,10 @@ soak_training.main()
 
 
 def test_some_steps(spawn: Spawn) -> None:
-    args = [SOAK, "--steps", "75", "--steps-of-a-round", "15", "--seed", "1"]
+    args = [SOAK, "--steps", "30", "--steps-of-a-round", "15", "--seed", "1"]
     done = spawn(args=args, env=EMULATED, check=False, timeout=900)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    figures = re.search(r"75 steps.*'fetched': (\d+), 'written_back': (\d+).*failed: none", done.stdout)
+    figures = re.search(r"30 steps.*'fetched': (\d+), 'written_back': (\d+).*failed: none", done.stdout)
     assert figures is not None, done.stdout
     assert int(figures[1]) > 50 and int(figures[2]) > 50
 

@@ -67,7 +67,7 @@ for _ in range(3):
 
 
 class TestGraphNetwork:
-    @pytest.mark.parametrize("share", [1.1, 1.15, 1.3, 1.6, 2.0])
+    @pytest.mark.parametrize("share", [1.1, 1.3, 2.0])
     def test_operators_that_fit_stay_within_the_budget(self, spawn: Spawn, share: float) -> None:
         over = [int(word) for word in spawn(GRAPH_NETWORK, args=[str(share)], env=EMU).stdout.split()]
         assert over == [0] * 6, over
