@@ -229,11 +229,11 @@ void calls_fail(std::string_view name, std::size_t every, std::uint64_t seeds) {
 const bool kLong = std::getenv("TORCH_UVM_FAULTS") != nullptr; // `make faults`: every call, under more schedules
 
 TEST(no_byte_is_lost_if_any_call_fails_under_delayed_work) {
-  calls_fail("*", kLong ? 1 : 7, kLong ? 4 : 1);
+  calls_fail("*", kLong ? 1 : 19, kLong ? 4 : 1);
 }
 
 TEST(no_byte_is_lost_if_waits_between_streams_fail) {
-  calls_fail("wait_event", kLong ? 1 : 3, kLong ? 5 : 1);
+  calls_fail("wait_event", kLong ? 1 : 7, kLong ? 5 : 1);
 }
 
 TEST(setting_a_budget_can_be_retried_after_a_failure) {
