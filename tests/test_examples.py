@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _spawn import Spawn
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "examples"))
@@ -32,18 +33,10 @@ MEMORY = "emulated_memory:4MiB"
 def train(
     folder: Path, *launcher: str, arguments: list[str] | None = None, **environment: str
 ) -> tuple[subprocess.CompletedProcess[str], dict[str, Any] | None]:
-    """Runs the script in `folder`, where only the installed torch_uvm is found. Returns the outcome and its
-    output."""
+    """Runs the script in `folder`. Returns the outcome and its output."""
     result, script = folder / "result.json", str(ROOT / "examples" / "train_gpt.py")
-    done = subprocess.run(
-        [sys.executable, *launcher, script, *SMALL, *(arguments or []), f"--json={result}"],
-        cwd=folder,
-        env=demo.clean_environment(**environment),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    args = [*launcher, script, *SMALL, *(arguments or []), f"--json={result}"]
+    done = Spawn(folder)(args=args, env=environment, check=False)
     return done, json.loads(result.read_text()) if result.exists() else None
 
 
@@ -138,15 +131,8 @@ class TestRunStats:
     def run_code(self, folder: Path, code: str, stats: str) -> subprocess.CompletedProcess[str]:
         script = folder / "script.py"
         script.write_text(code)
-        return subprocess.run(
-            [sys.executable, "-m", "torch_uvm", "run", "--stats", stats, str(script)],
-            cwd=folder,
-            env=demo.clean_environment(TORCH_UVM_DEVICE="emu"),
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=300,
-        )
+        command = ["-m", "torch_uvm", "run", "--stats", stats, str(script)]
+        return Spawn(folder)(args=command, env={"TORCH_UVM_DEVICE": "emu"}, check=False)
 
     def test_written_when_the_script_raises(self, tmp_path: Path) -> None:
         stats = tmp_path / "stats.json"

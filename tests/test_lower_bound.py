@@ -317,7 +317,10 @@ class TestReading:
 
 
 @pytest.mark.parametrize("part", [1.5, 2])
-@pytest.mark.parametrize("workload", ["16k tokens, checkpointing", "2k tokens, checkpointing"])
+@pytest.mark.parametrize(
+    "workload",
+    [pytest.param("16k tokens, checkpointing", marks=pytest.mark.nightly), "2k tokens, checkpointing"],
+)
 def test_no_played_schedule_is_faster(
     lower_bound: ModuleType, tmp_path: Path, pytestconfig: pytest.Config, workload: str, part: float
 ) -> None:
