@@ -9,6 +9,8 @@ import pytest
 import torch
 from _spawn import Spawn
 
+import torch_uvm  # noqa: F401  (registers the device)
+
 TWO_DEVICES = {"TORCH_UVM_CONF": "emulated_devices:2,emulated_memory:64MiB"}
 
 
