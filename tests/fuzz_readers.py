@@ -1,5 +1,5 @@
-"""Fuzzer of file readers: logs of allocations, traces of accesses, schedules. Each input is read, or
-refused by ValueError.
+"""Fuzzer of file readers: logs of allocations, traces of accesses. Each input is read, or refused by
+ValueError.
 
     python tests/fuzz_readers.py [--seconds 60] [--seed 1]
 
@@ -19,10 +19,6 @@ from pathlib import Path
 
 from torch_uvm._tools.access_traces import FORMAT, VERSION, read_trace
 from torch_uvm._tools.allocation_logs import HEADER, read_log
-from torch_uvm._tools.predictions import predict
-from torch_uvm._tools.schedule_check import check_prediction, check_schedule
-from torch_uvm._tools.schedules import FORMAT as SCHEDULE
-from torch_uvm._tools.schedules import load_schedule
 from torch_uvm.allocation_iterations import find
 from torch_uvm.cli.plot import link_rates, live_bytes, resident_bytes
 
@@ -74,31 +70,6 @@ def a_trace() -> bytes:
     return "".join(json.dumps(it) + "\n" for it in records).encode()
 
 
-def a_schedule() -> bytes:
-    used = {"writes": True, "creates": False, "in_place": False}
-    record = {
-        "format": SCHEDULE,
-        "version": 1,
-        "units": {"time": "ms", "size": "bytes"},
-        "budget": 4096,
-        "capacity": 2048,
-        "operators": [
-            {"name": f"op{at}", "ms": 0.5, "uses": [{"value": at, **used}], "frees": []} for at in range(3)
-        ],
-        "values": [{"bytes": 1024, "is_persistent": True} for _ in range(3)],
-        "transfers": [
-            {"kind": kind, "value": value, "after": after, "before": before}
-            for kind, value, after, before in (
-                ("write_back", 0, 0, 1),
-                ("fetch", 1, 0, 1),
-                ("drop", 1, 1, 2),
-                ("fetch", 0, 1, 0),
-            )
-        ],
-    }
-    return json.dumps(record, indent=0).encode()
-
-
 def use_log(path: Path) -> None:
     log = read_log(path)
     assert log.peak_live_bytes() >= 0 and len(log.devices()) <= len(log)
@@ -113,20 +84,10 @@ def use_trace(path: Path) -> None:
         link_rates(trace, device)
 
 
-def use_schedule(path: Path) -> None:
-    schedule = load_schedule(path)
-    assert str(schedule) and len(list(schedule.lines())) == len(schedule.transfers)
-    check_schedule(schedule)
-    found = predict(schedule)
-    assert found.step_ms / schedule.in_core_ms > 0
-    check_prediction(schedule, found)
-
-
 Target = tuple[Callable[[], bytes], Callable[[Path], None], bytes]
 TARGETS: dict[str, Target] = {
     "log": (a_log, use_log, b",\n"),
     "trace": (a_trace, use_trace, b',:{}[]"\n '),
-    "schedule": (a_schedule, use_schedule, b',:{}[]"\n '),
 }
 
 

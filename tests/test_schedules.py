@@ -1,4 +1,4 @@
-"""Schedules as objects: made from traces, predicted, checked, saved, drawn; beside what the engine does."""
+"""Schedules as objects: made from traces, predicted, checked; beside what the engine does."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ import pytest
 import torch
 from _budget_programs import MIB, mlp
 from _budget_programs import no_budget_afterwards as no_budget_afterwards
+from _schedule_check import check_prediction, check_schedule, next_user
 from torch.nn import functional as F
 
 import torch_uvm
-from torch_uvm import cli, schedules, traces
+from torch_uvm import schedules, traces
 from torch_uvm.schedules import Operator, Schedule, Transfer, Use, Value
 
 WEIGHT = 64 * MIB
@@ -66,7 +67,7 @@ def schedule(tmp_path: Path) -> Schedule:
 
 def problems(schedule: Schedule) -> list[str]:
     found = schedules.predict(schedule, RATES)
-    return schedules.check_schedule(schedule) + schedules.check_prediction(schedule, found, RATES)
+    return check_schedule(schedule) + check_prediction(schedule, found, RATES)
 
 
 class TestOfATrace:
@@ -85,7 +86,6 @@ class TestOfATrace:
     def test_transfers_that_operators_hide_cost_nothing(self, schedule: Schedule) -> None:
         found = schedules.predict(schedule, RATES)
         assert found.step_ms == pytest.approx(schedule.in_core_ms)
-        assert found.wait_ms == {"operands": 0, "room": 0}
 
     def test_transfers_that_nothing_hides_are_waited_for(self, tmp_path: Path) -> None:
         made = schedules.schedule_of(ring(tmp_path / "run.trace", us=1), budget_for(WEIGHT))
@@ -99,20 +99,20 @@ class TestOfATrace:
         uses = [Use(each, writes=True, creates=False, in_place=False) for each in range(2)]
         operators = tuple(Operator("op", 1.0, (use,), ()) for use in uses)
         transfers = tuple(
-            Transfer(kind, value, after=at, before=1 - at)
+            Transfer(kind, value, after=at)
             for at in range(2)
             for kind, value in (("write_back", at), ("fetch", 1 - at))
         )
         values = (Value(WEIGHT, is_persistent=True),) * 2
-        made = Schedule(2 * WEIGHT, 2 * WEIGHT, operators, values, transfers)
+        made = Schedule(2 * WEIGHT, operators, values, transfers)
         assert problems(made) == []
         alone = schedules.predict(made, RATES)
         assert alone.step_ms == pytest.approx(2 * (1 + 1))
         slower = replace(RATES, both=1.5 * RATES.into)
         shared = schedules.predict(made, slower)
         assert shared.step_ms == pytest.approx(2 * (1 + 1.5))  # a fetch has half its rate for a millisecond
-        assert schedules.check_prediction(made, shared, slower) == []
-        said = schedules.check_prediction(made, alone, slower)
+        assert check_prediction(made, shared, slower) == []
+        said = check_prediction(made, alone, slower)
         assert said and all("both directions carry" in each for each in said)
 
     def test_copies_wait_for_a_use_in_place(self) -> None:
@@ -120,8 +120,8 @@ class TestOfATrace:
         used = [Use(2, True, False, True), Use(0, False, False, False), Use(1, False, False, False)]
         operators = tuple(Operator("op", 0.1, (use,), ()) for use in used)
         kinds = [("drop", 0, 1), ("fetch", 1, 1), ("drop", 1, 2), ("fetch", 0, 2)]
-        transfers = tuple(Transfer(*each, before=3 - each[2]) for each in kinds)
-        made = Schedule(WEIGHT, WEIGHT, operators, (Value(WEIGHT, is_persistent=True),) * 3, transfers)
+        transfers = tuple(Transfer(*each) for each in kinds)
+        made = Schedule(WEIGHT, operators, (Value(WEIGHT, is_persistent=True),) * 3, transfers)
         assert problems(made) == []
         # The first weight comes beside the update. The second one waits for what the update has left to do.
         assert schedules.predict(made, RATES).step_ms == pytest.approx(1 + 1 + 1 + 0.1)
@@ -140,20 +140,11 @@ class TestOfATrace:
         assert problems(made) == []
         # 2 ms to write and 2 to read, and 1 to fetch: the write-back of 1 ms hides behind the reads.
         assert found.step_ms == pytest.approx(2.5 * len(made.operators))
-        assert all("stays for 1" in line for line in made.lines() if line.startswith("write_back"))
-        made.save(tmp_path / "schedule")
-        assert schedules.load_schedule(tmp_path / "schedule") == made
         late = [replace(it, after=(it.after + 1) % len(made.operators), stays=0) for it in left]
         others = [it for it in made.transfers if it.kind == "fetch"]
         slower = replace(made, transfers=(*others, *late))
         assert problems(slower) == []
         assert schedules.predict(slower, RATES).step_ms == pytest.approx(3 * len(made.operators))
-
-    def test_deadlines(self, schedule: Schedule) -> None:
-        for it in schedule.transfers:
-            uses = {use.value for use in schedule.operators[it.before].uses}
-            assert it.kind != "fetch" or it.value in uses, "a fetch is for the operator that uses the value"
-            assert it.kind == "fetch" or it.value not in uses, "room is needed while the value is away"
 
     @pytest.mark.parametrize("rounds", [1, 2])
     def test_no_iteration_that_repeats(self, tmp_path: Path, rounds: int) -> None:
@@ -185,8 +176,6 @@ class TestOfATrace:
         assert made.in_core_ms == pytest.approx(8)
         assert made.bytes_of("fetch") == 2 * WEIGHT, "a weight leaves for the second cache, in each step"
         assert schedules.predict(made, RATES).step_ms == pytest.approx(8)
-        made.save(tmp_path / "schedule")
-        assert schedules.load_schedule(tmp_path / "schedule") == made
 
     def test_no_durations(self, tmp_path: Path) -> None:
         trace = ring(tmp_path / "run.trace")
@@ -198,7 +187,7 @@ class TestOfATrace:
 
     def test_an_operator_above_the_budget(self, tmp_path: Path) -> None:
         made = schedules.schedule_of(ring(tmp_path / "run.trace"), WEIGHT // 2)
-        assert any("the capacity is" in each for each in schedules.check_schedule(made))
+        assert any("the capacity is" in each for each in check_schedule(made))
         with pytest.raises(ValueError, match="finds no room"):
             schedules.predict(made)
 
@@ -209,7 +198,7 @@ class TestCheck:
     def change(self, schedule: Schedule, kind: str, to: Callable[[Any], list[Any]]) -> list[str]:
         first = next(it for it in schedule.transfers if it.kind == kind)
         others = tuple(it for it in schedule.transfers if it is not first)
-        return schedules.check_schedule(replace(schedule, transfers=others + tuple(to(first))))
+        return check_schedule(replace(schedule, transfers=others + tuple(to(first))))
 
     def test_of_a_sound_schedule(self, schedule: Schedule) -> None:
         assert schedule.transfers and problems(schedule) == []
@@ -220,17 +209,13 @@ class TestCheck:
     def test_a_missing_eviction(self, schedule: Schedule) -> None:
         assert any("is fetched" in each for each in self.change(schedule, "write_back", lambda it: []))
 
-    def test_a_fetch_for_an_operator_that_does_not_use_it(self, schedule: Schedule) -> None:
-        found = self.change(schedule, "fetch", lambda it: [replace(it, before=it.before + 1)])
-        assert any("does not use it next" in each for each in found)
-
     def test_a_write_behind_a_write_back(self, tmp_path: Path) -> None:
         made = schedules.schedule_of(ring(tmp_path / "t", weights=2, pauses=1), budget_for(WEIGHT))
         found = self.change(made, "write_back", lambda it: [replace(it, after=it.after - 1, stays=1)])
         assert any("behind its write-back" in each for each in found)
 
     def test_too_little_room(self, schedule: Schedule) -> None:
-        found = schedules.check_schedule(replace(schedule, capacity=schedule.capacity - WEIGHT))
+        found = check_schedule(replace(schedule, capacity=schedule.capacity - WEIGHT))
         assert any("the capacity is" in each for each in found)
 
     @pytest.mark.parametrize(
@@ -247,22 +232,18 @@ class TestCheck:
         spans = getattr(found, lane)
         at = next(n for n, it in enumerate(spans) if n > 0 and it.begin_ms > 2)
         spans[at] = replace(spans[at], begin_ms=spans[at].begin_ms + begin, end_ms=spans[at].end_ms + end)
-        assert any(said in each for each in schedules.check_prediction(schedule, found, RATES))
+        assert any(said in each for each in check_prediction(schedule, found, RATES))
 
     def test_a_late_fetch(self, schedule: Schedule) -> None:
         found = schedules.predict(schedule, RATES)
         for at, it in enumerate(found.into):
             transfer = schedule.transfers[it.number]
-            if it.begin_ms >= 0 and transfer.before > transfer.after:
-                found.into[at] = replace(it, end_ms=found.compute[transfer.before].begin_ms + 0.5)
+            before = next_user(schedule, transfer)
+            if it.begin_ms >= 0 and before > transfer.after:
+                found.into[at] = replace(it, end_ms=found.compute[before].begin_ms + 0.5)
                 break
-        said = schedules.check_prediction(schedule, found, RATES)
+        said = check_prediction(schedule, found, RATES)
         assert any("ends behind the begin" in each for each in said)
-
-    def test_memory(self, schedule: Schedule) -> None:
-        found = schedules.predict(schedule, RATES)
-        found.memory.append((found.step_ms, schedule.capacity + 1))
-        assert any("the capacity is" in each for each in schedules.check_prediction(schedule, found, RATES))
 
 
 class TestBesideTheEngine:
@@ -297,7 +278,7 @@ class TestBesideTheEngine:
             assert sum(sum(each) for each in train(6)) == 0
         budget = int(share * torch_uvm.memory.max_memory_allocated(torch.device("emu")))
         made = schedules.schedule_of(traces.read_trace(tmp_path / "run.trace"), budget, step_ms=10)
-        assert schedules.check_schedule(made) == []
+        assert check_schedule(made) == []
         gc.collect()
         torch_uvm.set_budget(budget)
         moved = train(12)[4:]
@@ -306,95 +287,3 @@ class TestBesideTheEngine:
         assert made.bytes_in_place() <= in_place <= made.bytes_in_place() + 8 * MIB
         # Fragments: some storages are evicted that the schedule keeps.
         assert link >= 0.95 * (made.bytes_of("fetch") + made.bytes_of("write_back"))
-
-
-class TestFiles:
-    def test_what_is_saved_is_loaded(self, schedule: Schedule, tmp_path: Path) -> None:
-        schedule.save(tmp_path / "schedule.json")
-        assert schedules.load_schedule(tmp_path / "schedule.json") == schedule
-
-    @pytest.mark.parametrize(
-        ("at", "value"),
-        [
-            (("format",), "something else"),
-            (("version",), 2),
-            (("budget",), -1),
-            (("capacity",), True),
-            (("values", 0, "bytes"), "many"),
-            (("values", 0), 7),
-            (("transfers", 0, "kind"), "teleport"),
-            (("transfers", 0, "value"), 99),
-            (("transfers", 0, "after"), 1 << 40),
-            (("transfers", 0, "stays"), 1 << 40),
-            (("operators", 0, "ms"), "soon"),
-            (("operators", "with uses", "uses", 0, "value"), 99),
-            (("operators", "with uses", "uses", 0, "writes"), 1),
-            (("operators",), None),
-            (("operators",), []),
-            (("budget",), 0),
-        ],
-    )
-    def test_what_does_not_fit_is_refused(
-        self, schedule: Schedule, tmp_path: Path, at: tuple[Any, ...], value: object
-    ) -> None:
-        path = tmp_path / "schedule.json"
-        schedule.save(path)
-        record = json.loads(path.read_text())
-        place = record
-        for key in at[:-1]:
-            place = next(op for op in place if op["uses"]) if key == "with uses" else place[key]
-        place[at[-1]] = value
-        path.write_text(json.dumps(record))
-        with pytest.raises(ValueError, match=r"schedule\.json"):
-            schedules.load_schedule(path)
-
-    def test_text_that_is_no_json(self, tmp_path: Path) -> None:
-        for text in ("", "[" * 100_000, "{}", "nonsense"):
-            (tmp_path / "schedule.json").write_text(text)
-            with pytest.raises(ValueError, match=r"schedule\.json"):
-                schedules.load_schedule(tmp_path / "schedule.json")
-
-
-class TestCommands:
-    def test_a_trace_becomes_a_schedule_and_a_picture(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        trace, out, picture = (tmp_path / name for name in ("run.trace", "schedule.json", "picture.png"))
-        ring(trace)
-        argv = [
-            "schedule",
-            str(trace),
-            "--budget",
-            str(budget_for(3 * WEIGHT)),
-            "--transfers",
-            "-o",
-            str(out),
-        ]
-        assert cli.main(argv) == 0
-        made = schedules.load_schedule(out)
-        said = capsys.readouterr().out.splitlines()
-        assert said[:2] == str(made).splitlines() and said[2].startswith("predicted: ")
-        assert len(said) == 3 + len(made.transfers) and "after" in said[3]
-        pytest.importorskip("matplotlib")
-        assert cli.main(["plot", str(out), "-o", str(picture)]) == 0
-        assert picture.read_bytes().startswith(b"\x89PNG") and picture.stat().st_size > 10_000
-
-    def test_the_picture_has_a_lane_for_each_part(self, schedule: Schedule) -> None:
-        pytest.importorskip("matplotlib")
-        from torch_uvm.cli.schedule_picture import make_figure
-
-        memory, lanes = make_figure(schedule, schedules.predict(schedule, RATES)).axes
-        assert [each.get_text() for each in lanes.get_yticklabels()] == ["operators", "in", "out"]
-        assert memory.get_ylabel() == "MiB" and memory.get_ylim()[1] * MIB > schedule.capacity
-
-    @pytest.mark.parametrize(
-        ("argv", "named"),
-        [(["--budget", "20G"], "20GiB"), (["--budget", "1KiB"], "finds no room"), ([], "--budget")],
-    )
-    def test_errors(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], argv: list[str], named: str
-    ) -> None:
-        ring(tmp_path / "run.trace")
-        with pytest.raises(SystemExit) as caught:
-            cli.main(["schedule", str(tmp_path / "run.trace"), *argv])
-        assert caught.value.code == 2 and named in capsys.readouterr().err

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from _spawn import Spawn
-from fuzz_readers import TARGETS, a_log, a_schedule, a_trace, inputs, refused, use_schedule
+from fuzz_readers import TARGETS, a_log, a_trace, inputs, refused
 
 from torch_uvm._util.escaping import printable
 from torch_uvm.allocation_logs import read_log
@@ -64,8 +64,6 @@ class TestReaders:
         (tmp_path / "trace").write_bytes(a_trace())
         assert read_log(tmp_path / "log").failures == 1
         assert len(read_trace(tmp_path / "trace").operators) == 4
-        (tmp_path / "schedule").write_bytes(a_schedule())
-        use_schedule(tmp_path / "schedule")
 
     @pytest.mark.parametrize("target", TARGETS)
     def test_a_device_without_an_end_is_refused(self, target: str) -> None:

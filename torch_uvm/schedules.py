@@ -1,7 +1,7 @@
-"""The schedule that the residency engine follows in a loop: made from a trace, predicted, checked.
+"""The schedule that the residency engine follows in a loop: made from a trace, and predicted.
 
-A schedule has the operators of one iteration, and each transfer with the operator that triggers it and the
-operator that needs it. ``docs/plan.md`` describes it.
+A schedule has the operators of one iteration, and each transfer with the operator that triggers it.
+``docs/plan.md`` describes it.
 
 >>> from torch_uvm import schedules, traces
 >>> trace = traces.read_trace("run.trace")  # doctest: +SKIP
@@ -13,8 +13,7 @@ from __future__ import annotations
 
 from torch_uvm._tools.link_lanes import LinkRates
 from torch_uvm._tools.predictions import Prediction, Span, predict
-from torch_uvm._tools.schedule_check import check_prediction, check_schedule
-from torch_uvm._tools.schedules import Operator, Schedule, Transfer, Use, Value, load_schedule, schedule_of
+from torch_uvm._tools.schedules import Operator, Schedule, Transfer, Use, Value, schedule_of
 
 __all__ = [
     "LinkRates",
@@ -25,9 +24,6 @@ __all__ = [
     "Transfer",
     "Use",
     "Value",
-    "check_prediction",
-    "check_schedule",
-    "load_schedule",
     "predict",
     "schedule_of",
 ]

@@ -33,21 +33,12 @@ class Prediction:
 
     Args:
         step_ms: its duration; if it has several steps, that of one.
-        wait_ms: how long operators wait for operands, and for room.
-        memory: times in ms, and the bytes on the device from each time on.
     """
 
     step_ms: float = 0.0
-    wait_ms: dict[str, float] = field(default_factory=lambda: {"operands": 0.0, "room": 0.0})
     compute: list[Span] = field(default_factory=list)
     into: list[Span] = field(default_factory=list)
     out: list[Span] = field(default_factory=list)
-    memory: list[tuple[float, int]] = field(default_factory=list)
-
-    @property
-    def peak_bytes(self) -> int:
-        """The most bytes on the device."""
-        return max(level for _, level in self.memory)
 
 
 def predict(schedule: Schedule, rates: LinkRates | None = None) -> Prediction:
@@ -83,7 +74,6 @@ class _Model:
         self.now = 0.0
         self.into: list[Span] = []
         self.out: list[Span] = []
-        self.changes: list[tuple[float, int]] = []  # of the bytes on the device
 
     def run(self) -> Prediction:
         begin = 0.0
@@ -97,13 +87,6 @@ class _Model:
             lane += [
                 Span(it.begin_ms - begin, it.end_ms - begin, it.number) for it in spans if it.end_ms > begin
             ]
-        level = 0
-        for time, change in sorted(self.changes):
-            level += change
-            if time <= begin:
-                found.memory = [(0.0, level)]
-            else:
-                found.memory.append((time - begin, level))
         return found
 
     def operator(self, number: int, begin: float, found: Prediction) -> None:
@@ -122,11 +105,9 @@ class _Model:
                 while use.value not in self.ready:
                     self.start_fetches(until=None)
                 start = max(start, self.ready[use.value])
-        found.wait_ms["operands"] += start - self.now
         room = self.take(made, start, until=None)
         if room is None:
             raise ValueError(f"operator {number}, {op.name}, finds no room")
-        found.wait_ms["room"] += room - start
         self.link.occupy("into", room, read / self.in_place_rate * 1e3)
         self.link.occupy("out", room, written / self.in_place_rate * 1e3)
         self.now = room + max(op.ms, read / self.in_place_rate * 1e3)
@@ -182,11 +163,9 @@ class _Model:
         if self.used + amount > self.schedule.capacity:
             return None
         self.used += amount
-        self.changes.append((at, amount))
         return at
 
     def leave(self, value: int, time: float) -> None:
         if value in self.ready:
             del self.ready[value]
             heapq.heappush(self.frees, (time, self.sizes[value]))
-            self.changes.append((time, -self.sizes[value]))

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from torch_uvm import report
 from torch_uvm._util.arguments import did_you_mean
-from torch_uvm.cli import info, plan, plot, replay, run, schedule
+from torch_uvm.cli import info, plan, plot, replay, run
 
 
 class _Command(Protocol):
@@ -23,7 +23,6 @@ _COMMANDS: dict[str, _Command] = {
     "run": run,
     "plan": plan,
     "plot": plot,
-    "schedule": schedule,
     "replay": replay,
 }
 

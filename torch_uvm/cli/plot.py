@@ -1,4 +1,4 @@
-"""`python -m torch_uvm plot`: residency and link use over time, as a picture of a trace or of a schedule."""
+"""`python -m torch_uvm plot`: residency and link use over time, as a picture of a trace."""
 
 from __future__ import annotations
 
@@ -11,18 +11,14 @@ from typing import TYPE_CHECKING
 
 from torch_uvm import _C
 from torch_uvm._tools.access_traces import Trace, Transfer, read_trace
-from torch_uvm._tools.predictions import predict
-from torch_uvm._tools.schedules import FORMAT as SCHEDULE
-from torch_uvm._tools.schedules import load_schedule
 from torch_uvm._util.escaping import printable
-from torch_uvm.cli import schedule_picture
 from torch_uvm.cli.progress import Busy, Progress
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SUMMARY = "draw a trace of accesses, or a schedule"
+SUMMARY = "draw a trace of accesses"
 
 _BYTES = tuple(
     (float(1 << shift), name) for shift, name in ((30, "GiB"), (20, "MiB"), (10, "KiB"), (0, "bytes"))
@@ -198,21 +194,13 @@ def draw(trace: Trace, path: Path, device: int = 0) -> None:
     make_figure(trace, device).savefig(path)
 
 
-def _is_schedule(path: Path) -> bool:
-    with open(path, "rb") as file:
-        return file.read(len(SCHEDULE) + 20).find(f'"{SCHEDULE}"'.encode()) > 0
-
-
 def _figure_of(arguments: argparse.Namespace) -> Figure:
     """Raises:
     OSError, ValueError: the file cannot be read, or has nothing of the device.
     """
-    if _is_schedule(arguments.file):
-        schedule = load_schedule(arguments.file)
-        return schedule_picture.make_figure(schedule, predict(schedule))
-    reading = Progress(f"reading {printable(arguments.file.name)}")
+    reading = Progress(f"reading {printable(arguments.trace.name)}")
     try:
-        trace = read_trace(arguments.file, reading)
+        trace = read_trace(arguments.trace, reading)
     finally:
         reading.close()
     devices = sorted({it.device for it in trace.storages.values()})
@@ -223,18 +211,13 @@ def _figure_of(arguments: argparse.Namespace) -> Figure:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Reads a trace or a schedule, and writes its picture."""
+    """Reads a trace, and writes its picture."""
     parser = argparse.ArgumentParser(prog="python -m torch_uvm plot", description=SUMMARY, allow_abbrev=False)
-    parser.add_argument(
-        "file",
-        metavar="FILE",
-        type=Path,
-        help="a trace of torch_uvm.tools.record_accesses, or a schedule of `python -m torch_uvm schedule`",
-    )
+    parser.add_argument("trace", metavar="TRACE", type=Path, help="of torch_uvm.tools.record_accesses")
     parser.add_argument(
         "-o", "--output", metavar="PICTURE", type=Path, required=True, help="such as step.png"
     )
-    parser.add_argument("--device", type=int, default=0, help="of a trace; 0 unless told")
+    parser.add_argument("--device", type=int, default=0, help="0 unless told")
     arguments = parser.parse_args(argv)
     try:
         figure = _figure_of(arguments)

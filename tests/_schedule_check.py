@@ -1,6 +1,6 @@
 """An independent check of a schedule and its prediction: it shares no code with what makes them.
 
-For each value the walk below knows where it is. `predictions.py` knows at each time what is on the device.
+For each value the walk below knows where it is. `predict` knows at each time what is on the device.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from torch_uvm._tools.link_lanes import H200, LinkRates
 from torch_uvm._tools.predictions import Prediction, Span
-from torch_uvm._tools.schedules import Schedule
+from torch_uvm._tools.schedules import Schedule, Transfer
 
 _TINY_MS = 1e-6
 
@@ -18,9 +18,9 @@ _TINY_MS = 1e-6
 def check_schedule(schedule: Schedule) -> list[str]:
     """What is wrong with a schedule; empty: nothing.
 
-    Every use finds its value where the schedule has it. A fetch is for the next operator that uses the value.
-    Nothing writes to a value that stays for some operators behind its write-back. No operator has more bytes
-    on the device than there is capacity, those on their way in included.
+    Every use finds its value where the schedule has it. Nothing writes to a value that stays for some
+    operators behind its write-back. No operator has more bytes on the device than there is capacity, those
+    on their way in included.
     """
     problems: list[str] = []
     count = len(schedule.operators)
@@ -47,15 +47,10 @@ def check_schedule(schedule: Schedule) -> list[str]:
                 level[op] += size
         if on_device is begins_away and schedule.values[value].is_persistent:
             problems.append(f"value {value} does not end the iteration where it begins it")
-    for number, it in enumerate(schedule.transfers):
-        users = [
-            at for at, op in enumerate(schedule.operators) if any(use.value == it.value for use in op.uses)
-        ]
+    for it in schedule.transfers:
         for at in ((it.after + step + 1) % count for step in range(it.stays)):
             if any(use.value == it.value and use.writes for use in schedule.operators[at].uses):
                 problems.append(f"operator {at} writes to value {it.value} behind its write-back")
-        if it.kind == "fetch" and it.before != min(users, key=lambda at: (at - it.after - 1) % count):
-            problems.append(f"transfer {number} is for operator {it.before}, which does not use it next")
     for at, used in enumerate(level):
         if used > schedule.capacity:
             problems.append(
@@ -89,7 +84,7 @@ def check_prediction(schedule: Schedule, found: Prediction, rates: LinkRates | N
 
     Operators and each direction of the link do one thing at a time, no faster than their rates, and both
     directions carry no more than the link does. A fetch ends before its operator begins, a write-back begins
-    behind its own. Memory stays within the capacity.
+    behind its own.
     """
     rates = rates or H200
     problems = [
@@ -108,8 +103,6 @@ def check_prediction(schedule: Schedule, found: Prediction, rates: LinkRates | N
     for at, span in enumerate(found.compute):
         if span.end_ms - span.begin_ms < schedule.operators[at].ms - _TINY_MS:
             problems.append(f"operator {at} is faster than with all operands on the device")
-    if found.peak_bytes > schedule.capacity:
-        problems.append(f"{found.peak_bytes} bytes on the device; the capacity is {schedule.capacity}")
     return problems
 
 
@@ -139,6 +132,13 @@ def _late(schedule: Schedule, found: Prediction) -> Iterator[str]:
             yield f"transfer {it.number} begins before operator {trigger.number} ends"
     for it in found.into:
         transfer = schedule.transfers[it.number]
-        need = found.compute[transfer.before]
-        if transfer.before > transfer.after and it.begin_ms >= 0 and need.begin_ms < it.end_ms - _TINY_MS:
-            yield f"transfer {it.number} ends behind the begin of operator {transfer.before}"
+        before = next_user(schedule, transfer)
+        need = found.compute[before]
+        if before > transfer.after and it.begin_ms >= 0 and need.begin_ms < it.end_ms - _TINY_MS:
+            yield f"transfer {it.number} ends behind the begin of operator {before}"
+
+
+def next_user(schedule: Schedule, fetch: Transfer) -> int:
+    """The operator that a fetch is for."""
+    users = [at for at, op in enumerate(schedule.operators) if fetch.value in {use.value for use in op.uses}]
+    return min(users, key=lambda at: (at - fetch.after - 1) % len(schedule.operators))
