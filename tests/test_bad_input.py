@@ -178,43 +178,32 @@ BAD: dict[str, Bad] = {
     "empty device": Bad(lambda: empty(2, device="banana"), ValueError, ("'banana'", f"'{DEVICE}'")),
     "empty on meta": Bad(lambda: empty(2, device="meta"), ValueError, ("'meta'", f"'{DEVICE}'")),
     "empty index": Bad(lambda: empty(2, device=COUNT), ValueError, (f"{COUNT} (int)", f"'{DEVICE}'")),
-    "empty without a size": Bad(lambda: empty(), TypeError, ("size", "ints")),
-    "empty with two sizes": Bad(lambda: empty(1, size=(2,)), TypeError, ("(1,)", "(2,)", "ints")),
-    "empty negative": Bad(lambda: empty(2, -3), ValueError, ("(2, -3)", "at least 0")),
-    "empty fraction": Bad(lambda: empty(2.5), TypeError, ("2.5 (float)", "ints")),
-    "empty text": Bad(lambda: empty("23"), TypeError, ("'23' (str)", "ints")),
-    "empty past all memory": Bad(
-        lambda: empty(2**62, 2**62), ValueError, (str(2**62), "torch.float32", str(2**63 - 1))
-    ),
-    "empty pinned": Bad(lambda: empty(2, pin_memory=True), ValueError, ("pin_memory", "True", "False")),
-    "empty sparse": Bad(
-        lambda: empty(2, layout=torch.sparse_coo), ValueError, ("torch.sparse_coo", "torch.strided")
-    ),
+    "empty without a size": Bad(lambda: empty(), TypeError, ("size",)),
+    "empty negative": Bad(lambda: empty(2, -3), RuntimeError, ("[2, -3]",)),
+    "empty fraction": Bad(lambda: empty(2.5), TypeError, ("ints, not float",)),
+    "empty text": Bad(lambda: empty("23"), TypeError, ("ints, not str",)),
+    "empty past all memory": Bad(lambda: empty(2**62, 2**62), RuntimeError, (str(2**62),)),
     "empty keyword": Bad(lambda: empty(2, dtpye=torch.int8), TypeError, ("dtpye", "torch.int8", "dtype")),
     "empty memory format": Bad(
-        lambda: empty(2, memory_format=torch.preserve_format),
-        ValueError,
-        ("torch.preserve_format", "torch.channels_last"),
+        lambda: empty(2, memory_format=torch.preserve_format), RuntimeError, ("memory format",)
     ),
     "empty channels last of 2 dimensions": Bad(
-        lambda: empty(2, 3, memory_format=torch.channels_last), ValueError, ("2 dimensions", "4 of them")
+        lambda: empty(2, 3, memory_format=torch.channels_last), RuntimeError, ("rank 4",)
     ),
-    "zeros dtype": Bad(lambda: zeros(2, dtype="float32"), TypeError, ("'float32' (str)", "torch.dtype")),
-    "zeros quantised": Bad(lambda: zeros(2, dtype=torch.qint8), ValueError, ("torch.qint8", "not quantised")),
+    "empty quantised": Bad(lambda: empty(2, dtype=torch.qint8), ValueError, ("torch.qint8", "dense tensors")),
+    "zeros dtype": Bad(lambda: zeros(2, dtype="float32"), TypeError, ("torch.dtype, not str",)),
     "ones requires_grad of ints": Bad(
-        lambda: ones(2, dtype=torch.int64, requires_grad=True), ValueError, ("torch.int64", "floating point")
+        lambda: ones(2, dtype=torch.int64, requires_grad=True), RuntimeError, ("floating point",)
     ),
-    "ones requires_grad type": Bad(lambda: ones(2, requires_grad=1), TypeError, ("1 (int)", "True, False")),
-    "full size": Bad(lambda: full(2, 7), TypeError, ("2 (int)", "sequence of ints")),
-    "full value": Bad(lambda: full((2,), "7"), TypeError, ("'7' (str)", "bool, int, float or complex")),
+    "ones requires_grad type": Bad(lambda: ones(2, requires_grad=1), TypeError, ("bool, not int",)),
+    "full size": Bad(lambda: full(2, 7), TypeError, ("ints, not int",)),
+    "full value": Bad(lambda: full((2,), "7"), TypeError, ("Number, not str",)),
     "full value that does not fit": Bad(
-        lambda: full((2,), 1000, dtype=torch.int8), ValueError, ("1000 (int)", "torch.int8")
+        lambda: full((2,), 1000, dtype=torch.int8), ValueError, ("1000 (int)", "int8")
     ),
-    "full value past 64 bits": Bad(
-        lambda: full((2,), 2**64), ValueError, (str(2**64), "values that torch.full takes")
-    ),
+    "full value past 64 bits": Bad(lambda: full((2,), 2**64), ValueError, (str(2**64),)),
     "empty_like of a number": Bad(lambda: empty_like(3), TypeError, ("3 (int)", "torch.Tensor")),
-    "empty_like of sparse": Bad(lambda: empty_like(_sparse()), ValueError, ("torch.sparse_coo", "strided")),
+    "empty_like of sparse": Bad(lambda: empty_like(_sparse()), RuntimeError, ("strided",)),
     "empty_like of meta": Bad(
         lambda: empty_like(torch.empty(2, device="meta")), ValueError, ("meta", f"'{DEVICE}'")
     ),

@@ -268,7 +268,7 @@ class TestFactories:
         for device in ("cpu", DEVICE):
             for ours, theirs in (
                 (torch_uvm.memory.zeros(shape, device=device), torch.zeros(shape)),
-                (torch_uvm.memory.ones(size=shape, device=device), torch.ones(shape)),
+                (torch_uvm.memory.ones(shape, device=device), torch.ones(shape)),
                 (torch_uvm.memory.full(shape, 2.5, device=device), torch.full(shape, 2.5)),
             ):
                 assert torch.equal(ours.cpu(), theirs)
