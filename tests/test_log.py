@@ -169,18 +169,17 @@ class TestProgress:
         screen = Screen(terminal)
         monkeypatch.setattr(sys, "stderr", screen)
         monkeypatch.setattr(progress, "_PATIENCE", 0.0)
-        busy = progress.Busy("drawing")
-        with busy:
-            busy._timer.join()
+        with progress.Progress("drawing") as drawing:
+            drawing(1, 4)
         said = screen.getvalue()
-        assert said.startswith("drawing ...")
+        assert said.strip("\r").startswith("drawing: 25 %")
         assert said.endswith("\r" if terminal else "\n")
 
     def test_short_work_prints_no_progress(self, monkeypatch: pytest.MonkeyPatch) -> None:
         screen = Screen(True)
         monkeypatch.setattr(sys, "stderr", screen)
-        with progress.Busy("drawing"):
-            pass
+        with progress.Progress("drawing") as drawing:
+            drawing(1, 4)
         assert screen.getvalue() == ""
 
     def test_reading_a_trace_prints_progress(self, tmp_path: Path) -> None:

@@ -217,12 +217,11 @@ class TestProgress:
     ) -> None:
         now = 100.0
         monkeypatch.setattr("time.monotonic", lambda: now)
-        progress = Progress("replaying on caching")
         said = []
-        for now in (100.5, 101.9, 102.1, 103.0, 112.2, 112.3):  # the clock's readings
-            progress(int(now), 200)
-            said.append(capsys.readouterr().err)
-        progress.close()
+        with Progress("replaying on caching") as progress:
+            for now in (100.5, 101.9, 102.1, 103.0, 112.2, 112.3):  # the clock's readings
+                progress(int(now), 200)
+                said.append(capsys.readouterr().err)
         assert said == ["", "", "replaying on caching: 51 %\n", "", "replaying on caching: 56 %\n", ""]
 
 

@@ -92,8 +92,7 @@ def link() -> dict[str, Any]:
     index = torch.accelerator.current_device_index()
     free = torch.accelerator.get_memory_info(index)[0]
     count = min(LINK_BYTES, free // 4)
-    progress = Progress("measuring the link")
-    with torch_uvm.disabled():
+    with Progress("measuring the link") as progress, torch_uvm.disabled():
         device = torch.empty(count, dtype=torch.uint8, device=torch.device(here.type, index))
         host = torch.empty(count, dtype=torch.uint8, pin_memory=True)
         clock = (lambda: _C.emu_time_us() / 1e6) if here.type == "emu" else time.perf_counter
@@ -101,7 +100,6 @@ def link() -> dict[str, Any]:
             "to_device": _rate(count, lambda: void(device.copy_(host, non_blocking=True)), clock, progress),
             "to_host": _rate(count, lambda: void(host.copy_(device, non_blocking=True)), clock, progress),
         }
-    progress.close()
     return {
         "device": str(device.device),
         "bytes": count,

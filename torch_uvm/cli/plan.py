@@ -148,16 +148,14 @@ def _whole_bytes(word: str) -> str:
 
 
 def _read(path: Path, step_ms: float | None) -> Trace:
-    reading = Progress(f"reading {printable(path.name)}")
     try:
-        trace = read_trace(path, reading)
+        with Progress(f"reading {printable(path.name)}") as reading:
+            trace = read_trace(path, reading)
     except OSError as error:
         raise _Wrong(
             f"--from or --deferred {excerpt(str(path))}: {error.strerror}; expected a file that "
             f"torch_uvm.tools.record_accesses has written (docs/annex.md)"
         ) from None
-    finally:
-        reading.close()
     if not trace.groups and step_ms is None:
         raise _Wrong(
             f"{printable(path)}: the trace has no durations of operators. Record it on a GPU under a budget "
@@ -213,13 +211,10 @@ def _planned(
                 f"need {size(loop.least_bytes)}. Give that or more, or make them smaller: a smaller batch"
             )
     bound = _bound(loop)
-    planning = Progress("planning")
-    try:
+    with Progress("planning") as planning:
         note = "" if bound is not None else _NO_SCIPY
         peak_bytes = None if found is None else found.peak_bytes
         plan = make_plan(loops, budgets, bound, note, peak_bytes, planning)
-    finally:
-        planning.close()
     return record_of(plan, of, len(loops) > 1, found)
 
 
@@ -283,15 +278,14 @@ def _from_script(
 
 
 def _dry_run(argv: list[str], cards: Sequence[Card], folder: Path, steps: int) -> DryRun:
-    running = Progress("dry run")
     try:
-        return dry_run(argv, card=cards[0], others=cards[1:], folder=folder, steps=steps, progress=running)
+        with Progress("dry run") as running:
+            return dry_run(
+                argv, card=cards[0], others=cards[1:], folder=folder, steps=steps, progress=running
+            )
     except DryRunError as error:
-        running.close()
         sys.stderr.write(_last_lines(error.output))
         raise _Failed(f"{error}. The last lines that it printed are above") from None
-    finally:
-        running.close()
 
 
 def _last_lines(output: Path, count: int = 20) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from torch_uvm import _C
 from torch_uvm._tools.access_traces import Trace, Transfer, read_trace
 from torch_uvm._util.escaping import printable
-from torch_uvm.cli.progress import Busy, Progress
+from torch_uvm.cli.progress import Progress
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -198,16 +198,12 @@ def _figure_of(arguments: argparse.Namespace) -> Figure:
     """Raises:
     OSError, ValueError: the file cannot be read, or has nothing of the device.
     """
-    reading = Progress(f"reading {printable(arguments.trace.name)}")
-    try:
+    with Progress(f"reading {printable(arguments.trace.name)}") as reading:
         trace = read_trace(arguments.trace, reading)
-    finally:
-        reading.close()
     devices = sorted({it.device for it in trace.storages.values()})
     if arguments.device not in devices:
         raise ValueError(f"the trace has nothing of device {arguments.device}; it has {devices}")
-    with Busy("drawing"):
-        return make_figure(trace, arguments.device)
+    return make_figure(trace, arguments.device)
 
 
 def main(argv: Sequence[str]) -> int:

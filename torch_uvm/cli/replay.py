@@ -14,7 +14,7 @@ from torch_uvm._tools.iterations import Iterations, find, split_evenly
 from torch_uvm._tools.replay import Replay, allocators, replay
 from torch_uvm._util.escaping import printable
 from torch_uvm._util.files import output_file
-from torch_uvm.cli.progress import Busy, Progress
+from torch_uvm.cli.progress import Progress
 
 SUMMARY = "replay a log of allocations on other allocators"
 
@@ -130,22 +130,18 @@ def main(argv: Sequence[str]) -> int:
             parser.error(f"no allocator {name!r}; accepted: {', '.join(allocators())}")
     if not 1 <= arguments.repeat <= 1000:
         parser.error(f"--repeat {arguments.repeat}; accepted: 1 to 1000")
-    reading = Progress(f"reading {source}")
     replays = []
     try:
         if arguments.json is not None:
             output_file(arguments.json)
-        log = read_log(arguments.log, reading)
-        reading.close()
-        with Busy("looking for iterations"):
-            count = arguments.iterations
-            iterations = find(log) if count is None else split_evenly(log, count)
+        with Progress(f"reading {source}") as reading:
+            log = read_log(arguments.log, reading)
+        count = arguments.iterations
+        iterations = find(log) if count is None else split_evenly(log, count)
         for name in names:
-            progress = Progress(f"replaying on {name}")
-            replays.append(replay(log, name, iterations, repeat=arguments.repeat, progress=progress))
-            progress.close()
+            with Progress(f"replaying on {name}") as progress:
+                replays.append(replay(log, name, iterations, repeat=arguments.repeat, progress=progress))
     except (OSError, ValueError, RuntimeError) as error:
-        reading.close()
         parser.error(printable(error))
     backend = _C.backend()
     clock = "this host's time; its memory is emulated" if backend == "emulated" else f"time on {backend}"
