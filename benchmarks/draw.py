@@ -2,17 +2,15 @@
 
     python benchmarks/draw.py growth     # the cost of an allocation, by the number of live blocks
     python benchmarks/draw.py plan       # the allocation plan of a small transformer's training step
-    TORCH_UVM_DEVICE=emu python benchmarks/draw.py trace     # training under a budget, as `plot` does
 
 In the plan each rectangle is an allocation: from the event that makes it to the event that frees it, and over
-its bytes. In the trace parameters, gradients and moments of ten layers are 160 MiB; the budget is 96 MiB.
+its bytes.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-import tempfile
 from collections import defaultdict
 from pathlib import Path
 
@@ -26,8 +24,6 @@ from matplotlib.patches import Rectangle
 from torch import nn
 
 import torch_uvm
-from torch_uvm.cli import plot
-from torch_uvm.traces import read_trace
 
 MIB = 1 << 20
 
@@ -78,23 +74,6 @@ def plan(path: Path) -> None:
     drawn.savefig(path, dpi=110)
 
 
-def trace(path: Path) -> None:
-    torch_uvm.enable(budget="96MiB")
-    device = torch.accelerator.current_accelerator()
-    torch.manual_seed(0)
-    layers = [module for _ in range(10) for module in (nn.Linear(1024, 1024), nn.GELU())]
-    model = nn.Sequential(*layers).to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
-    with tempfile.TemporaryDirectory() as folder:
-        recorded = Path(folder) / "trace.jsonl"
-        with torch_uvm.tools.record_accesses(recorded):
-            for _ in range(5):
-                model(torch.randn(1024, 1024, device=device)).square().mean().backward()
-                optimizer.step()
-                optimizer.zero_grad()
-        plot.draw(read_trace(recorded), path)
-
-
 if __name__ == "__main__":
     name = sys.argv[1]
-    {"growth": growth, "plan": plan, "trace": trace}[name](ROOT / "docs" / "images" / f"{name}.png")
+    {"growth": growth, "plan": plan}[name](ROOT / "docs" / "images" / f"{name}.png")

@@ -20,7 +20,7 @@ from pathlib import Path
 from torch_uvm._tools.access_traces import FORMAT, VERSION, read_trace
 from torch_uvm._tools.allocation_logs import HEADER, read_log
 from torch_uvm.allocation_iterations import find
-from torch_uvm.cli.plot import link_rates, live_bytes, resident_bytes
+from torch_uvm.cli.plot import samples_of
 
 #: Replacement values for fields.
 TELLING = [
@@ -79,9 +79,7 @@ def use_log(path: Path) -> None:
 def use_trace(path: Path) -> None:
     trace = read_trace(path)
     for device in {it.device for it in trace.storages.values()}:
-        live_bytes(trace, device)
-        resident_bytes(trace, device)
-        link_rates(trace, device)
+        samples_of(trace, device)
 
 
 Target = tuple[Callable[[], bytes], Callable[[Path], None], bytes]

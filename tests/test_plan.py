@@ -270,12 +270,6 @@ class TestCommand:
         for it in found["points"]:
             assert f"{it['step_ms']:.1f}" in said
 
-    def test_the_picture(self, trace_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        pytest.importorskip("matplotlib")
-        picture = tmp_path / "curve.png"
-        plan(["--from", str(trace_file), "--budgets", "4GiB,2GiB", "-o", str(picture)], capsys)
-        assert picture.read_bytes().startswith(b"\x89PNG")
-
     def test_ranks(self, trace_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         """The plan of each, and the slowest."""
         slow = tmp_path / "slow.trace"

@@ -158,8 +158,8 @@ def test_several_cards(tmp_path: Path) -> None:
 
 
 def test_several_cards_are_for_a_script(tmp_path: Path) -> None:
-    done = plan(tmp_path, HEAD, "--cards", "t4,h100", "-o", "curve.png")
-    assert done.returncode == 2 and "makes no picture" in done.stderr
+    done = plan(tmp_path, HEAD, "--cards", "t4,h100", "--from", "a.trace")
+    assert done.returncode == 2 and "--cards needs a script" in done.stderr
     done = plan(tmp_path, HEAD, "--cards", "t4,h10")
     assert done.returncode == 2 and "did you mean h100" in done.stderr
 

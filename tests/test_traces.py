@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from torch_uvm import _C, cli, traces
+from torch_uvm import cli, traces
 from torch_uvm.cli import plot
+from torch_uvm.report.samples import MOST_SAMPLES
 
 HEADER: dict[str, Any] = {
     "format": "torch_uvm accesses",
@@ -36,12 +35,6 @@ RECORDS: list[dict[str, Any]] = [
     {"death": 9},
     {"resident": 0, "device": 0},
 ]
-
-
-def _legend(axes: Any) -> Any:
-    legend = axes.get_legend()
-    assert legend is not None
-    return legend
 
 
 def _write(path: Path, records: list[Any], header: Any = HEADER) -> Path:
@@ -169,82 +162,40 @@ class TestRead:
             traces.read_trace(path)
 
 
-#: Eight copies of 64 MiB, requested at once, each 1200 us on the link: 55.9 GB/s.
-BURST: list[dict[str, Any]] = [
-    {"storage": 7, "device": 0, "bytes": 64 << 20, "resident": True},
-    {"operator": "aten::mm", "time": 0, "in_place_ok": False, "reads": [7], "writes": []},
-    *(
-        {"transfer": kind, "storage": 7, "bytes": 64 << 20, "time": 10}
-        for kind in ["fetch", "write_back"] * 4
-    ),
-    *({"took": number, "us": 1200} for number in range(7)),
-    {"transfer": "in_place", "storage": 7, "bytes": 64 << 20, "time": 11},
-    {"operator": "aten::mm", "time": 500, "in_place_ok": False, "reads": [7], "writes": []},
-]
-
-
 class TestPlot:
-    def test_no_rate_is_above_that_of_the_link(self, tmp_path: Path) -> None:
-        """Copies are requested faster than the link carries them. The last one was not measured."""
-        trace = traces.read_trace(_write(tmp_path / "trace", BURST))
-        assert [it.took_us for it in trace.transfers] == [1200] * 7 + [None, None]
-        link = (64 << 20) / 1200e-6
-        for bins in (1, 3, 50, 400):
-            width, rates = plot.link_rates(trace, 0, bins=bins)
-            # Until the end of the last transfer: four fetches and a use in place, one after another.
-            assert width * bins == pytest.approx(10 + 5 * 1200)
-            into = [sum(pair) for pair in zip(rates["fetch"], rates["in_place"], strict=True)]
-            assert max(into) <= link * 1.0001 and max(rates["write_back"]) <= link * 1.0001
-            assert sum(into) * width * 1e-6 == pytest.approx(5 * (64 << 20))
-            assert sum(rates["write_back"]) * width * 1e-6 == pytest.approx(4 * (64 << 20))
-
-    def test_version_1_is_read_with_requested_rates(self, tmp_path: Path) -> None:
-        trace = traces.read_trace(_write(tmp_path / "trace", RECORDS, {**HEADER, "version": 1}))
-        assert not plot.is_measured(trace) and plot.is_measured(
-            traces.read_trace(_write(tmp_path / "burst", BURST))
+    def test_what_is_drawn(self, tmp_path: Path) -> None:
+        found = plot.samples_of(traces.read_trace(_write(tmp_path / "trace", RECORDS)), 0)
+        assert [it.seconds * 1e6 for it in found[-2:]] == pytest.approx([9.5, 9.5])
+        assert found[0].host == 4196 and max(it.resident[0] for it in found) == 4260
+        assert max(it.resident[0] + it.host for it in found) == 4260
+        last = found[-1].totals
+        assert (last["fetched.bytes"], last["written_back.bytes"], last["used_in_place.bytes"]) == (
+            100,
+            4096,
+            100,
         )
 
-    @pytest.mark.parametrize(("size", "unit"), [(12 << 20, "MiB"), (3 << 30, "GiB"), (6 << 10, "KiB")])
-    def test_units_fit_and_legends_cover_no_data(self, tmp_path: Path, size: int, unit: str) -> None:
-        pytest.importorskip("matplotlib")
-        storage = {"storage": 7, "device": 0, "bytes": size, "resident": True}
-        records = [storage, *(it for it in BURST[1:]), {"resident": size, "device": 0}]
-        trace = traces.read_trace(_write(tmp_path / "trace", records, {**HEADER, "budgets": [size]}))
-        figure = plot.make_figure(trace)
-        figure.savefig(tmp_path / "picture.png")
-        above, below = figure.axes
-        assert above.get_ylabel() == unit and below.get_ylabel().startswith("link\nGB/s")
-        assert any(f"budget, {_C.format_bytes(size)}" == it.get_text() for it in _legend(above).get_texts())
-        assert 1 <= above.dataLim.ymax < 1024
-        for axes in (above, below):
-            assert _legend(axes).get_window_extent().x0 >= axes.get_window_extent().x1
+    def test_samples_are_bounded_and_keep_peaks(self, tmp_path: Path) -> None:
+        levels = [{"resident": 5000 if at == 1234 else at % 100, "device": 0} for at in range(5000)]
+        trace = traces.read_trace(_write(tmp_path / "trace", [*RECORDS, *levels]))
+        found = plot.samples_of(trace, 0)
+        assert len(found) <= MOST_SAMPLES and max(it.resident[0] for it in found) == 5000
 
-    def test_contents_of_the_picture(self, tmp_path: Path) -> None:
-        trace = traces.read_trace(_write(tmp_path / "trace", RECORDS))
-        assert plot.live_bytes(trace, 0) == ([0.0, 1.0, 8.5], [4196, 4260, 4260])
-        assert plot.resident_bytes(trace, 0) == ([1.0, 8.5], [4260, 0])
-        width, rates = plot.link_rates(trace, 0, bins=10)
-        assert width == pytest.approx(0.95)
-        assert sum(rates["fetch"]) * width == pytest.approx(100e6)
-        assert rates["fetch"][0] and not any(rates["fetch"][1:])
-        assert sum(rates["write_back"]) * width == pytest.approx(4096e6)
-        assert "drop" not in rates  # clean evictions cross no link
-        assert plot.link_rates(trace, 1, bins=2)[1]["fetch"] == [0, 0]
-
-    def test_picture(self, tmp_path: Path) -> None:
-        pytest.importorskip("matplotlib")
-        picture = tmp_path / "picture.png"
-        assert cli.main(["plot", str(_write(tmp_path / "trace", RECORDS)), "-o", str(picture)]) == 0
-        assert picture.read_bytes().startswith(b"\x89PNG") and picture.stat().st_size > 10_000
+    def test_page(self, tmp_path: Path) -> None:
+        page = tmp_path / "page.html"
+        assert cli.main(["plot", str(_write(tmp_path / "trace", RECORDS)), "-o", str(page)]) == 0
+        said = page.read_text()
+        assert said.count("<svg") == 2 and "device 0, 2 operators, 4 transfers" in said
+        assert "budget, 1.00 GiB" in said and "<script" not in said
 
     @pytest.mark.parametrize(
         ("records", "argv", "named"),
         [
             (RECORDS, ["--device", "3"], "device 3; it has [0]"),
             ([{"death": -1}], [], "line 2"),
-            (RECORDS, ["-o", "picture.nothing"], "nothing"),
+            (RECORDS, ["-o", "nowhere/page.html"], "nowhere"),
         ],
-        ids=["device", "line", "format"],
+        ids=["device", "line", "folder"],
     )
     def test_errors(
         self,
@@ -254,20 +205,7 @@ class TestPlot:
         argv: list[str],
         named: str,
     ) -> None:
-        if "-o" in argv:
-            pytest.importorskip("matplotlib")
         path = _write(tmp_path / "trace", records)
         with pytest.raises(SystemExit) as caught:
-            cli.main(["plot", str(path), "-o", str(tmp_path / "picture.png"), *argv])
+            cli.main(["plot", str(path), "-o", str(tmp_path / "page.html"), *argv])
         assert caught.value.code == 2 and named in capsys.readouterr().err
-
-    def test_without_matplotlib_it_names_the_package(self, tmp_path: Path) -> None:
-        script = (
-            "import sys; sys.modules['matplotlib'] = None\n"
-            "from torch_uvm.cli import main\nsys.exit(main(sys.argv[1:]))"
-        )
-        path = _write(tmp_path / "trace", RECORDS)
-        argv = [sys.executable, "-c", script, "plot", str(path), "-o", str(tmp_path / "picture.png")]
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
-        assert done.returncode == 1 and "pip install matplotlib" in done.stderr
-        assert "Traceback" not in done.stderr

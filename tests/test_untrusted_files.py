@@ -21,7 +21,7 @@ RUNS = {"pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "joblib
 CALLS = {"eval", "exec", "compile", "__import__"}
 MAY = {"cli/run.py": {"exec", "compile"}}
 
-#: A name with terminal control characters, characters that XML forbids, and a formula for matplotlib.
+#: A name with terminal control characters, characters that XML forbids, and markup.
 EVIL = "\x1b[2J\x07$\\frac$<script>&\u202e.csv"
 
 

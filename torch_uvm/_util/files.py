@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 from pathlib import Path
 
@@ -24,3 +25,11 @@ def output_file(path: str | os.PathLike[str]) -> Path:
     if not file.parent.is_dir():
         raise FileNotFoundError(f"path={str(path)!r}: there is no folder {str(file.parent)!r}; make it first")
     return file
+
+
+def output_argument(text: str) -> Path:
+    """The same of a command line: what is wrong becomes a usage error."""
+    try:
+        return output_file(text)
+    except OSError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None

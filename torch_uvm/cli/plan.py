@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.util
 import json
 import re
 import sys
@@ -23,8 +22,8 @@ from torch_uvm._tools.dry_runs import DryRun, DryRunError, dry_run
 from torch_uvm._tools.plans import Loop, make_plan, room_of
 from torch_uvm._tools.shared_links import link_rates
 from torch_uvm._util.escaping import excerpt, printable
-from torch_uvm._util.files import output_file
-from torch_uvm.cli import plan_cards, plan_picture, plan_ranks
+from torch_uvm._util.files import output_argument
+from torch_uvm.cli import plan_cards, plan_ranks
 from torch_uvm.cli.plan_text import FORMAT, VERSION, lines_of, record_of
 from torch_uvm.cli.progress import Progress
 from torch_uvm.cli.script_words import split
@@ -40,8 +39,6 @@ _WITH_A_VALUE = (
     "--from",
     "--deferred",
     "--step-ms",
-    "-o",
-    "--output",
 )
 _INTERVALS = 32  #: of the lower bound: 64 give up to a percent more, and take several times as long
 _FEWEST = 4  #: steps of which a schedule can be made
@@ -63,11 +60,11 @@ class _Failed(Exception):
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m torch_uvm plan",
-        usage="python -m torch_uvm plan [--card CARD] [--budgets BYTES,...] [--json FILE] [-o PICTURE]\n"
+        usage="python -m torch_uvm plan [--card CARD] [--budgets BYTES,...] [--json FILE]\n"
         "         [--steps N] (SCRIPT | -m MODULE) [ARG ...]\n"
         "       python -m torch_uvm plan --cards CARD,... [--json FILE] [--steps N]\n"
         "         (SCRIPT | -m MODULE) [ARG ...]\n"
-        "       python -m torch_uvm plan [--card CARD] [--budgets BYTES,...] [--json FILE] [-o PICTURE]\n"
+        "       python -m torch_uvm plan [--card CARD] [--budgets BYTES,...] [--json FILE]\n"
         "         --from TRACE [--deferred TRACE] [--step-ms MS]",
         description="Predicts whether a training script fits a card, and how long a step takes within "
         "budgets. Runs the script dry, without a device and without computing, or reads a trace that was "
@@ -96,10 +93,7 @@ def _parser() -> argparse.ArgumentParser:
         help=f"steps to run dry after the first one, {_FEWEST} or more; unless told {_STEPS[0]}, or "
         f"{_STEPS[1]} where those show no loop that repeats",
     )
-    parser.add_argument("--json", metavar="FILE", type=_output, help="write the plan there, for tools")
-    parser.add_argument(
-        "-o", "--output", metavar="PICTURE", type=_output, help="draw it there, such as curve.png"
-    )
+    parser.add_argument("--json", metavar="FILE", type=output_argument, help="write the plan, for tools")
     parser.add_argument(
         "--from",
         dest="traces",
@@ -116,13 +110,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("-m", dest="module", metavar="MODULE", help="plan a module")
     return parser
-
-
-def _output(text: str) -> Path:
-    try:
-        return output_file(text)
-    except OSError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _budgets(text: str) -> list[int] | None:
@@ -305,15 +292,11 @@ def _records(arguments: argparse.Namespace, words: list[str]) -> list[dict[str, 
         raise _Wrong(f"--step-ms {arguments.step_ms:g}; expected milliseconds, more than 0")
     if arguments.steps is not None and arguments.steps < _FEWEST:
         raise _Wrong(f"--steps {arguments.steps}; expected {_FEWEST} or more, all alike: fewer show no loop")
-    if arguments.cards is not None and (
-        arguments.traces or arguments.output or plan_ranks.rank() is not None
-    ):
-        raise _Wrong("--cards needs a script, makes no picture, and plans one process")
+    if arguments.cards is not None and (arguments.traces or plan_ranks.rank() is not None):
+        raise _Wrong("--cards needs a script, and plans one process")
     is_script = bool(words) or arguments.module is not None
     if is_script == (arguments.traces is not None):
         raise _Wrong("give a SCRIPT (or -m MODULE), or a trace with --from, and not both")
-    if arguments.output is not None and importlib.util.find_spec("matplotlib") is None:
-        raise _Failed("-o needs matplotlib, which is not installed: pip install matplotlib")
     budgets = _budgets(arguments.budgets)
     if arguments.cards is not None:
         return _from_script(arguments, words, [load_card(it) for it in arguments.cards.split(",")], None)
@@ -359,8 +342,6 @@ def _write(arguments: argparse.Namespace, records: Sequence[dict[str, Any]]) -> 
             ranked = [{"rank": rank} | record for rank, record in enumerate(records)]
             plans = {"plans": ranked, "slowest": slowest}
         arguments.json.write_text(json.dumps(head | plans, indent=1) + "\n")
-    if arguments.output is not None:
-        plan_picture.make_figure(records[slowest]).savefig(arguments.output)
 
 
 def main(argv: Sequence[str]) -> int:

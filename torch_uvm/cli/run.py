@@ -17,13 +17,12 @@ import sys
 import types
 import warnings
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from types import EllipsisType
 from typing import Any
 
 import torch_uvm
 from torch_uvm import _C, report
-from torch_uvm._util.files import output_file
+from torch_uvm._util.files import output_argument
 from torch_uvm._util.frames import without_our_frames
 from torch_uvm.cli.script_words import split
 from torch_uvm.cli.stats import write_stats
@@ -64,25 +63,17 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--stats",
         metavar="FILE",
-        type=_output_file,
+        type=output_argument,
         help="write memory statistics there at exit, as JSON; torchrun's ranks write FILE.rank0.json, ...",
     )
     parser.add_argument(
         "--report",
         metavar="FILE",
-        type=_output_file,
+        type=output_argument,
         help="write a page of the run there, such as out.html; torchrun's ranks write out.rank0.html, ...",
     )
     parser.add_argument("-m", dest="module", metavar="MODULE", help="run a module")
     return parser
-
-
-def _output_file(text: str) -> Path:
-    """The path of ``--stats`` or ``--report``: a wrong one is refused before the script runs."""
-    try:
-        return output_file(text)
-    except OSError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _turn_on(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from torch_uvm.report.allocation_sites import Storages
-from torch_uvm.report.samples import Sample
+from torch_uvm.report.samples import Sample, crossed
 
 
 @dataclass(frozen=True)
@@ -71,4 +71,4 @@ class Facts:
     @property
     def crossed(self) -> float:
         """Bytes that crossed the link."""
-        return sum(self.total(f"{it}.bytes") for it in ("fetched", "written_back", "used_in_place"))
+        return crossed(self.samples)

@@ -6,6 +6,7 @@ requests.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from urllib.parse import quote
 
 from torch_uvm import _C
@@ -14,6 +15,7 @@ from torch_uvm.report import charts
 from torch_uvm.report.advice import advice
 from torch_uvm.report.facts import Facts
 from torch_uvm.report.markup import byte_figure, count_figure, figure, prose, text
+from torch_uvm.report.samples import Sample, crossed
 from torch_uvm.report.storage_tables import storage_tables
 from torch_uvm.report.style import CSS
 
@@ -102,27 +104,36 @@ def _key(kind: str, name: str) -> str:
     return f'<i class="{kind}"></i>{name}'
 
 
-def _pictures(facts: Facts) -> str:
-    steps = [it.seconds for it in facts.by_step]
+def pictures(
+    samples: Sequence[Sample], steps: Sequence[float], names: Mapping[int, str], budgets: Mapping[int, int]
+) -> str:
+    """Memory over time of each device, and the link.
+
+    Args:
+        steps: times at which to draw a line, in seconds.
+        names: of the devices that have bytes. Empty: only managed bytes in total are known.
+        budgets: of devices that have one.
+    """
     drawn = ["<h2>Memory over time</h2>"]
-    shown: list[int | None] = [*sorted(facts.peaks)] or [None]
+    on_host = any(it.host for it in samples)
+    shown: list[int | None] = [*sorted(names)] or [None]
     for device in shown:
         if device is None:
             name, keys = "managed memory, wherever it is", [_key("managed", "managed")]
             budget = None
         else:
-            name = _device_name(facts, device)
-            budget = facts.budgets.get(device)
+            name = names[device]
+            budget = budgets.get(device)
             keys = [_key("resident", f"on {text(name)}")]
-            if device == 0 and facts.most_host:
-                keys.append(_key("host", "on the host, pinned"))
+            if device == 0 and on_host:
+                keys.append(_key("host", "on the host"))
             if budget is not None:
                 keys.append(_key("budget", f"budget, {_C.format_bytes(budget)}"))
         if steps:
-            keys.append(_key("step", "the first optimizer steps"))
-        picture = charts.memory(facts.samples, device, budget, steps, f"Memory over time: {printable(name)}")
+            keys.append(_key("step", "the first steps"))
+        picture = charts.memory(samples, device, budget, steps, f"Memory over time: {printable(name)}")
         drawn.append(f"<figure>{picture}<figcaption>{''.join(keys)}</figcaption></figure>")
-    if facts.crossed:
+    if crossed(samples):
         keys = [
             _key("to-device", "to the device"),
             _key("back", "back to the host"),
@@ -130,7 +141,7 @@ def _pictures(facts: Facts) -> str:
             _key("waited", "the host waited"),
         ]
         drawn.append("<h2>Link</h2>")
-        picture = charts.link(facts.samples, "Bytes a second over the link, over time")
+        picture = charts.link(samples, "Bytes a second over the link, over time")
         drawn.append(f"<figure>{picture}<figcaption>{''.join(keys)}</figcaption></figure>")
     return "\n".join(drawn)
 
@@ -224,24 +235,31 @@ def _address(name: str) -> str:
     return "./" + quote(name, errors="surrogateescape")
 
 
-def page(facts: Facts) -> str:
-    """The whole page."""
-    rank = "" if facts.rank is None else f", rank {facts.rank}"
-    parts = (
+def document(title: str, parts: Iterable[str]) -> str:
+    """A page of these parts. ``title`` is text."""
+    head = (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>torch_uvm: {text(facts.script)}</title>\n<style>{CSS}</style>\n</head>\n<body>\n<main>",
-        f"<h1>{text(facts.script)}{rank}</h1>",
+        f"<title>torch_uvm: {text(title)}</title>\n<style>{CSS}</style>\n</head>\n<body>\n<main>",
+        f"<h1>{text(title)}</h1>",
+    )
+    return "\n".join([*head, *(part for part in parts if part), "</main>\n</body>\n</html>\n"])
+
+
+def page(facts: Facts) -> str:
+    """The whole page."""
+    rank = "" if facts.rank is None else f", rank {facts.rank}"
+    names = {device: _device_name(facts, device) for device in facts.peaks}
+    parts = (
         f'<p class="soft" id="ended">{text(facts.began)}; {text(facts.ended)}</p>',
         _siblings(facts),
         _tiles(facts),
         _advice(facts),
-        _pictures(facts),
+        pictures(facts.samples, [it.seconds for it in facts.by_step], names, facts.budgets),
         _samples_table(facts),
         storage_tables(facts),
         _all_figures(facts),
         _settings(facts),
-        "</main>\n</body>\n</html>\n",
     )
-    return "\n".join(part for part in parts if part)
+    return document(f"{facts.script}{rank}", parts)

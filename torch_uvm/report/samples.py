@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from torch_uvm import _C
@@ -39,6 +39,12 @@ class Sample:
     steps: int = 0
 
 
+def crossed(samples: Sequence[Sample]) -> float:
+    """Bytes that crossed the link."""
+    kinds = ("fetched", "written_back", "used_in_place")
+    return sum(samples[-1].totals.get(f"{it}.bytes", 0) for it in kinds)
+
+
 def higher(one: Sample, next_one: Sample) -> Sample:
     """Merges two samples: the later one, with the higher levels of both, so that no peak is lost."""
     devices = {**one.resident, **next_one.resident}
@@ -49,6 +55,16 @@ def higher(one: Sample, next_one: Sample) -> Sample:
         host=max(one.host, next_one.host),
         resident={it: max(one.resident.get(it, 0), next_one.resident.get(it, 0)) for it in devices},
     )
+
+
+def thinned(samples: list[Sample]) -> list[Sample]:
+    """At most `MOST_SAMPLES`: the first one, and the others in pairs."""
+    while len(samples) > MOST_SAMPLES:
+        first, *rest = samples
+        pairs = zip(rest[0::2], rest[1::2], strict=False)
+        left = rest[-1:] if len(rest) % 2 else []
+        samples = [first, *(higher(*pair) for pair in pairs), *left]
+    return samples
 
 
 class _Totals:
@@ -111,10 +127,7 @@ class Sampler:
             sample = self._measure()
             self._samples.append(sample)
             if len(self._samples) > MOST_SAMPLES:
-                first, *rest = self._samples
-                pairs = zip(rest[0::2], rest[1::2], strict=False)
-                left = rest[-1:] if len(rest) % 2 else []
-                self._samples = [first, *(higher(*pair) for pair in pairs), *left]
+                self._samples = thinned(self._samples)
                 self._interval *= 2
             return sample
 
