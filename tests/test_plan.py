@@ -263,25 +263,12 @@ class TestCommand:
         assert "peak          5.05 GiB without a budget; a step takes 26.1 ms" in said
         assert "fits          yes" in said and "optimizer state" in said
         record = json.loads(file.read_text())
-        assert record["format"] == "torch_uvm plan" and record["version"] == 1 and record["slowest"] == 0
+        assert record["format"] == "torch_uvm plan" and record["version"] == 2 and record["smallest"] is None
         (found,) = record["plans"]
         assert [it["budget"] for it in found["points"]] == [4 * GIB, 2 * GIB]
         assert found["fits"] and found["missing_bytes"] == 0
         for it in found["points"]:
             assert f"{it['step_ms']:.1f}" in said
-
-    def test_ranks(self, trace_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        """The plan of each, and the slowest."""
-        slow = tmp_path / "slow.trace"
-        lines = [json.loads(line) for line in trace_file.read_text().splitlines()]
-        for line in lines:
-            if "ran" in line:
-                line["us"] *= 2
-        slow.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        argv = ["--from", str(trace_file), "--from", str(slow), "--budgets", "4GiB"]
-        said, _ = plan([*argv, "--json", str(tmp_path / "plan.json")], capsys)
-        assert "rank          0\n" in said and "rank          1, the slowest\n" in said
-        assert json.loads((tmp_path / "plan.json").read_text())["slowest"] == 1
 
     def test_without_scipy(
         self, trace_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -59,15 +59,11 @@ class TestRefused:
                 ["--budgets", "100MiB", "--from", "TRACE"],
                 ["100.00 MiB is too little", "operator", "smaller batch"],
             ),
-            (["--step-ms", "0", "--from", "TRACE"], ["--step-ms 0", "more than 0"]),
-            (["--step-ms", "5", "train.py"], ["--from"]),
-            (["--deferred", "TRACE", "train.py"], ["--from"]),
-            (["--from", "TRACE", "--deferred", "TRACE", "--deferred", "TRACE"], ["one for each"]),
             (["--steps", "3", "train.py"], ["--steps 3", "4 or more"]),
             (["--json", "/no/such/folder/plan.json", "--from", "TRACE"], ["/no/such/folder"]),
             (["--from", "no.trace"], ["no.trace"]),
             (["--from", __file__], ["line 1", "not a trace"]),
-            (["--from", "UNTIMED"], ["no durations", "--step-ms"]),
+            (["--from", "UNTIMED"], ["no durations", "Record it on a GPU"]),
             (["--from", "ONCE"], ["no iteration that repeats", "four or more"]),
             (["--bugets", "4GiB"], ["'--bugets'", "did you mean --budgets?"]),
             (["no_such_script.py"], ["no script 'no_such_script.py'"]),
@@ -97,13 +93,6 @@ class TestRefused:
             cli.main(["plan", "--from", str(path), "--budgets", "1MiB"])
         said = capsys.readouterr()
         assert "\x1b" not in said.out + said.err
-
-    def test_without_durations_but_with_a_step(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        path = trace(tmp_path / "run.trace", timed=False)
-        assert cli.main(["plan", "--from", str(path), "--step-ms", "8", "--budgets", "4GiB"]) == 0
-        assert "a step takes 8.0 ms" in capsys.readouterr().out
 
 
 class TestCards:

@@ -48,7 +48,7 @@ def _optimizer(plan: Plan, knows_deferred: bool) -> Iterator[str]:
         yield (
             f"At {_C.format_bytes(point.budget)} the optimizer uses {_C.format_bytes(point.in_place)} on the "
             f'host, {each_way:.1f} ms of the step. optimizer="deferred" overlaps such updates with the '
-            f"forward. A plan knows by how much for fused optimizers (fused=True), or from a trace with it."
+            f"forward. A plan knows by how much for fused optimizers (fused=True)."
         )
 
 

@@ -23,10 +23,11 @@ from torch_uvm._tools.plans import Loop, make_plan, room_of
 from torch_uvm._tools.shared_links import link_rates
 from torch_uvm._util.escaping import excerpt, printable
 from torch_uvm._util.files import output_argument
-from torch_uvm.cli import plan_cards, plan_ranks
+from torch_uvm.cli import plan_cards
 from torch_uvm.cli.plan_text import FORMAT, VERSION, lines_of, record_of
 from torch_uvm.cli.progress import Progress
 from torch_uvm.cli.script_words import split
+from torch_uvm.report import of_rank, rank_here
 
 SUMMARY = "predict whether a script fits a card, and its step within budgets"
 
@@ -37,8 +38,6 @@ _WITH_A_VALUE = (
     "--steps",
     "--json",
     "--from",
-    "--deferred",
-    "--step-ms",
 )
 _INTERVALS = 32  #: of the lower bound: 64 give up to a percent more, and take several times as long
 _FEWEST = 4  #: steps of which a schedule can be made
@@ -65,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
         "       python -m torch_uvm plan --cards CARD,... [--json FILE] [--steps N]\n"
         "         (SCRIPT | -m MODULE) [ARG ...]\n"
         "       python -m torch_uvm plan [--card CARD] [--budgets BYTES,...] [--json FILE]\n"
-        "         --from TRACE [--deferred TRACE] [--step-ms MS]",
+        "         --from TRACE",
         description="Predicts whether a training script fits a card, and how long a step takes within "
         "budgets. Runs the script dry, without a device and without computing, or reads a trace that was "
         "recorded on a GPU. docs/plan.md says how far to trust it.",
@@ -96,17 +95,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", metavar="FILE", type=output_argument, help="write the plan, for tools")
     parser.add_argument(
         "--from",
-        dest="traces",
+        dest="trace",
         metavar="TRACE",
         type=Path,
-        action="append",
-        help="a trace of torch_uvm.tools.record_accesses, recorded where everything fits; once for each rank",
-    )
-    parser.add_argument(
-        "--deferred", metavar="TRACE", type=Path, action="append", help='the same with optimizer="deferred"'
-    )
-    parser.add_argument(
-        "--step-ms", metavar="MS", type=float, help="a measured step in core, to which the trace is scaled"
+        help="a trace of torch_uvm.tools.record_accesses, recorded where everything fits",
     )
     parser.add_argument("-m", dest="module", metavar="MODULE", help="plan a module")
     return parser
@@ -134,37 +126,33 @@ def _whole_bytes(word: str) -> str:
     return word if found is None else str(int(Fraction(found[1]) * _C.parse_bytes(f"1{found[2]}")))
 
 
-def _read(path: Path, step_ms: float | None) -> Trace:
+def _read(path: Path) -> Trace:
     try:
         with Progress(f"reading {printable(path.name)}") as reading:
             trace = read_trace(path, reading)
     except OSError as error:
         raise _Wrong(
-            f"--from or --deferred {excerpt(str(path))}: {error.strerror}; expected a file that "
+            f"--from {excerpt(str(path))}: {error.strerror}; expected a file that "
             f"torch_uvm.tools.record_accesses has written (docs/annex.md)"
         ) from None
-    if not trace.groups and step_ms is None:
+    if not trace.groups:
         raise _Wrong(
             f"{printable(path)}: the trace has no durations of operators. Record it on a GPU under a budget "
-            f"in which everything fits (docs/annex.md), or give a measured step in core with --step-ms"
+            f"in which everything fits (docs/annex.md)"
         )
     return trace
 
 
-def _loops(traces: Sequence[Trace], what: str, card: Card, step_ms: float | None, on_gpu: bool) -> list[Loop]:
-    """The loop with updates in place, and the one with deferred updates, as far as it is known.
-
-    Args:
-        traces: in place; and deferred, if that was recorded. If not, it is derived from the first.
-    """
-    later = traces[1] if len(traces) > 1 else deferred(traces[0])
+def _loops(trace: Trace, what: str, card: Card, on_gpu: bool) -> list[Loop]:
+    """The loop with updates in place, and the one with deferred updates, as far as it is known."""
+    later = deferred(trace)
     try:
-        loops = [Loop(traces[0], card, step_ms, on_gpu)]
+        loops = [Loop(trace, card, on_gpu=on_gpu)]
     except ValueError as error:
         raise _Wrong(f"{printable(what)}: {error}") from None
     if later is not None:
         with contextlib.suppress(ValueError):  # derived from a loop that is less regular than it seemed
-            loops.append(Loop(later, card, step_ms, on_gpu))
+            loops.append(Loop(later, card, on_gpu=on_gpu))
     return loops
 
 
@@ -205,23 +193,6 @@ def _planned(
     return record_of(plan, of, len(loops) > 1, found)
 
 
-def _from_traces(
-    arguments: argparse.Namespace, card: Card, budgets: list[int] | None
-) -> list[dict[str, Any]]:
-    later = arguments.deferred or []
-    if later and len(later) != len(arguments.traces):
-        raise _Wrong(
-            f"{len(arguments.traces)} traces --from, {len(later)} --deferred; give one for each, or none"
-        )
-    records = []
-    for at, path in enumerate(arguments.traces):
-        paths = [path, *later[at : at + 1]]
-        traces = [_read(each, arguments.step_ms) for each in paths]
-        loops = _loops(traces, str(path), card, arguments.step_ms, on_gpu=True)
-        records.append(_planned(loops, budgets, str(path)))
-    return records
-
-
 def _from_script(
     arguments: argparse.Namespace, words: list[str], cards: Sequence[Card], budgets: list[int] | None
 ) -> list[dict[str, Any]]:
@@ -232,7 +203,7 @@ def _from_script(
             f"there is no script {excerpt(words[0])} in {excerpt(str(Path.cwd()))}; give its path, or "
             f"-m MODULE"
         )
-    of = " ".join(argv)
+    of = " ".join(argv) + ("" if rank_here() is None else f" of rank {rank_here()}")
     with tempfile.TemporaryDirectory(prefix="torch_uvm-plan-") as folder:
         for steps in _STEPS if arguments.steps is None else (arguments.steps,):
             found = _dry_run(argv, cards, Path(folder), steps)
@@ -243,7 +214,7 @@ def _from_script(
                 )
             try:
                 loops = [
-                    _loops([read_trace(trace)], of, card, None, on_gpu=False)
+                    _loops(read_trace(trace), of, card, on_gpu=False)
                     for trace, card in zip(found.traces, cards, strict=True)
                 ]
                 break
@@ -284,64 +255,33 @@ def _last_lines(output: Path, count: int = 20) -> str:
     return "".join(f"{printable(line)}\n" for line in text.splitlines()[-count:])
 
 
-def _records(arguments: argparse.Namespace, words: list[str]) -> list[dict[str, Any]] | None:
-    """The plans, one for each rank; None: another rank prints them."""
-    if arguments.traces is None and (arguments.deferred is not None or arguments.step_ms is not None):
-        raise _Wrong("--deferred and --step-ms are for traces: they need --from")
-    if arguments.step_ms is not None and not 0 < arguments.step_ms < 1e9:
-        raise _Wrong(f"--step-ms {arguments.step_ms:g}; expected milliseconds, more than 0")
+def _records(arguments: argparse.Namespace, words: list[str]) -> list[dict[str, Any]]:
+    """The plan, or one for each card."""
     if arguments.steps is not None and arguments.steps < _FEWEST:
         raise _Wrong(f"--steps {arguments.steps}; expected {_FEWEST} or more, all alike: fewer show no loop")
-    if arguments.cards is not None and (arguments.traces or plan_ranks.rank() is not None):
-        raise _Wrong("--cards needs a script, and plans one process")
+    if arguments.cards is not None and arguments.trace is not None:
+        raise _Wrong("--cards needs a script: a trace has the times of one card")
     is_script = bool(words) or arguments.module is not None
-    if is_script == (arguments.traces is not None):
+    if is_script == (arguments.trace is not None):
         raise _Wrong("give a SCRIPT (or -m MODULE), or a trace with --from, and not both")
     budgets = _budgets(arguments.budgets)
     if arguments.cards is not None:
         return _from_script(arguments, words, [load_card(it) for it in arguments.cards.split(",")], None)
     card = load_card(arguments.card)
-    if arguments.traces is not None:
-        return _from_traces(arguments, card, budgets)
-    (record,) = _from_script(arguments, words, [card], budgets)
-    rank = plan_ranks.rank()
-    return [record] if rank is None else plan_ranks.collect(rank, record)
-
-
-def _slowest(records: Sequence[dict[str, Any]]) -> int:
-    """The rank whose step takes longest: in core if it fits the card, else at the card's room."""
-
-    def step_ms(record: dict[str, Any]) -> float:
-        if record["fits"]:
-            return float(record["in_core_ms"])
-        point = plan_cards.at_room(record)
-        return float("inf") if point is None else float(point["step_ms"])
-
-    return max(range(len(records)), key=lambda rank: step_ms(records[rank]))
+    if arguments.trace is None:
+        return _from_script(arguments, words, [card], budgets)
+    loops = _loops(_read(arguments.trace), str(arguments.trace), card, on_gpu=True)
+    return [_planned(loops, budgets, str(arguments.trace))]
 
 
 def _write(arguments: argparse.Namespace, records: Sequence[dict[str, Any]]) -> None:
-    slowest = _slowest(records)
-    ranks = [] if arguments.cards is not None else records
-    if arguments.cards is not None:
-        print(*plan_cards.lines_of(records), sep="\n")
-    for rank, record in enumerate(ranks):
-        if len(records) > 1:
-            print(f"{'rank':<14}{rank}{', the slowest' if rank == slowest else ''}")
-        for line in lines_of(record):
-            print(line)
-        if len(records) > 1:
-            print()
+    lines = plan_cards.lines_of(records) if arguments.cards is not None else lines_of(records[0])
+    print("\n".join(lines), flush=True)  # at once: ranks of torchrun print beside each other
     if arguments.json is not None:
-        units = {"time": "ms", "size": "bytes"}
-        head = {"format": FORMAT, "version": VERSION, "units": units}
-        if arguments.cards is not None:
-            found = plan_cards.smallest(records)
-            plans = {"plans": records, "smallest": found and found["card"]}
-        else:
-            ranked = [{"rank": rank} | record for rank, record in enumerate(records)]
-            plans = {"plans": ranked, "slowest": slowest}
-        arguments.json.write_text(json.dumps(head | plans, indent=1) + "\n")
+        head = {"format": FORMAT, "version": VERSION, "units": {"time": "ms", "size": "bytes"}}
+        smallest = plan_cards.smallest(records) if arguments.cards is not None else None
+        plans = {"plans": records, "smallest": smallest and smallest["card"]}
+        of_rank(arguments.json).write_text(json.dumps(head | plans, indent=1) + "\n")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -350,9 +290,7 @@ def main(argv: Sequence[str]) -> int:
     head, rest = split(parser, argv, _WITH_A_VALUE)
     arguments = parser.parse_args(head)
     try:
-        records = _records(arguments, rest)
-        if records is not None:
-            _write(arguments, records)
+        _write(arguments, _records(arguments, rest))
     except _Failed as error:
         print(f"{parser.prog}: {printable(error)}", file=sys.stderr)
         return 1

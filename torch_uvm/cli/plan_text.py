@@ -13,7 +13,7 @@ from torch_uvm._tools.plans import KNEE, Plan
 from torch_uvm._util.escaping import printable
 
 FORMAT = "torch_uvm plan"
-VERSION = 1
+VERSION = 2
 
 _MOST_LINES = 8  # of tensors, and of stand-ins
 

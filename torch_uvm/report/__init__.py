@@ -43,7 +43,8 @@ _WRITTEN_EVERY = 60.0  # seconds, so that a run that is killed has a page, too
 _recording: Recording | None = None
 
 
-def _rank() -> int | None:
+def rank_here() -> int | None:
+    """The rank of this process under torchrun; None: it has none."""
     rank = os.environ.get("RANK", "")
     return int(rank) if rank.isascii() and rank.isdigit() else None
 
@@ -142,7 +143,7 @@ class Recording:
             script=self.script,
             ended=self.ended,
             began=time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self._began)),
-            rank=_rank(),
+            rank=rank_here(),
             torch_uvm=VERSION,
             torch=torch.__version__,
             python=platform.python_version(),
@@ -204,14 +205,14 @@ def _replace(path: Path, text: str) -> None:
 
 def of_rank(path: Path) -> Path:
     """The path of this process's page for a run with ``path``: a rank of torchrun has its own page."""
-    rank = _rank()
+    rank = rank_here()
     return path if rank is None else path.with_name(f"{path.stem}.rank{rank}{path.suffix}")
 
 
 def start(path: Path, script: str) -> Recording:
     """Starts the report of this process, replacing an active one, and of the processes it starts."""
     os.environ[PATH] = str(path)
-    os.environ[OF] = "" if _rank() is None else str(_rank())
+    os.environ[OF] = "" if rank_here() is None else str(rank_here())
     return _start(Recording(of_rank(path), script, always=True))
 
 
@@ -248,8 +249,8 @@ def start_from_environment() -> None:
     if of is None:
         start(path, script)
         return
-    if _rank() is not None and str(_rank()) != of:
-        os.environ[OF] = str(_rank())
+    if rank_here() is not None and str(rank_here()) != of:
+        os.environ[OF] = str(rank_here())
         _start(Recording(of_rank(path), script, always=True))
         return
     _start(Recording(path.with_name(f"{path.stem}.pid{os.getpid()}{path.suffix}"), script, always=False))
