@@ -44,13 +44,7 @@ def _level(device: Device | None, what: str, figure: str) -> int:
 
 @exact_keywords
 def memory_allocated(device: Device | None = None) -> int:
-    """Bytes of managed blocks that tensors hold now.
-
-    Args:
-        device: the home: a device, the accelerator's index, "cpu" for the host; None for all homes together.
-
-    Raises:
-        TypeError, ValueError: an unknown device or index.
+    """Bytes of managed blocks that tensors hold now; arguments and errors as those of `memory_stats`.
 
     >>> torch_uvm.memory.memory_allocated()
     0
@@ -62,11 +56,7 @@ def memory_allocated(device: Device | None = None) -> int:
 def max_memory_allocated(device: Device | None = None) -> int:
     """The most bytes of managed blocks that tensors held since the last `reset_peak_memory_stats`.
 
-    Args:
-        device: the home: a device, the accelerator's index, "cpu" for the host; None for all homes together.
-
-    Raises:
-        TypeError, ValueError: an unknown device or index.
+    Arguments and errors as those of `memory_stats`.
     """
     return _level(device, "allocated_bytes", "peak")
 
@@ -75,13 +65,7 @@ def max_memory_allocated(device: Device | None = None) -> int:
 def memory_reserved(device: Device | None = None) -> int:
     """Bytes of managed segments: in use by tensors, or cached for later ones.
 
-    `set_limit` bounds the sum over all homes.
-
-    Args:
-        device: the home: a device, the accelerator's index, "cpu" for the host; None for all homes together.
-
-    Raises:
-        TypeError, ValueError: an unknown device or index.
+    `set_limit` bounds the sum over all homes. Arguments and errors as those of `memory_stats`.
     """
     return _level(device, "reserved_bytes", "current")
 
@@ -90,11 +74,7 @@ def memory_reserved(device: Device | None = None) -> int:
 def max_memory_reserved(device: Device | None = None) -> int:
     """The most bytes of managed segments since the last `reset_peak_memory_stats`.
 
-    Args:
-        device: the home: a device, the accelerator's index, "cpu" for the host; None for all homes together.
-
-    Raises:
-        TypeError, ValueError: an unknown device or index.
+    Arguments and errors as those of `memory_stats`.
     """
     return _level(device, "reserved_bytes", "peak")
 
@@ -109,13 +89,9 @@ def _reset_homes(device: Device | None) -> list[torch.device | None]:
 
 @exact_keywords
 def reset_peak_memory_stats(device: Device | None = None) -> None:
-    """Sets the peaks to the current levels.
+    """Sets the peaks to the current levels; arguments and errors as those of `memory_stats`.
 
-    Args:
-        device: the home, as in `memory_stats`; None for every home and for their sum.
-
-    Raises:
-        TypeError, ValueError: an unknown device or index.
+    `device` None: of every home and of their sum.
     """
     for home in _reset_homes(device):
         _C.reset_peak_memory_stats(home)
@@ -125,11 +101,7 @@ def reset_peak_memory_stats(device: Device | None = None) -> None:
 def reset_accumulated_memory_stats(device: Device | None = None) -> None:
     """Sets the sums ("allocated", "freed") and the counts to 0; levels and peaks stay.
 
-    Args:
-        device: the home, as in `memory_stats`; None for every home and for their sum.
-
-    Raises:
-        TypeError, ValueError: an unknown device or index.
+    `device` None: of every home and of their sum. Arguments and errors as those of `memory_stats`.
     """
     for home in _reset_homes(device):
         _C.reset_accumulated_memory_stats(home)
@@ -184,8 +156,7 @@ def _for_viewers(segment: dict[str, Any]) -> dict[str, Any]:
 def memory_fragmentation(device: Device | None = None) -> dict[str, Any]:
     """How the free managed memory is fragmented: why a request may not fit.
 
-    Args:
-        device: the home: a device, the accelerator's index, "cpu" for the host; None for all homes together.
+    Arguments and errors as those of `memory_stats`.
 
     Returns:
         a dictionary. Bytes are "reserved_bytes" (of segments made for `device`), "allocated_bytes",
@@ -195,9 +166,6 @@ def memory_fragmentation(device: Device | None = None) -> dict[str, Any]:
         piece). "share_outside_largest" is a share of the free bytes, from 0 to 1. "pieces" is a list of
         {"least_bytes", "count", "bytes"} for the free pieces of at least that size and below the next
         entry's. "table" is all of it as text.
-
-    Raises:
-        TypeError, ValueError: an unknown device or index.
     """
     return fragmentation(resolve_home(device))
 
@@ -260,14 +228,11 @@ def _residency_lines(home: torch.device | None) -> list[str]:
 def memory_summary(device: Device | None = None, abbreviated: bool = False) -> str:
     """The statistics as a table to read: memory, then budgets, pinned host memory and transfers.
 
-    Pinned host memory and transfers are the process's, whatever `device` is (`stats`).
+    Pinned host memory and transfers are the process's, whatever `device` is (`stats`). Other arguments and
+    errors as those of `memory_stats`.
 
     Args:
-        device: the home: a device, the accelerator's index, "cpu" for the host; None for all homes together.
         abbreviated: only the totals, without the two pools and the fragmentation.
-
-    Raises:
-        TypeError, ValueError: an unknown device or index.
     """
     home = resolve_home(device)
     stats = _C.memory_stats(home)
