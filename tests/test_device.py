@@ -1,4 +1,4 @@
-"""The emulated accelerator as a PyTorch device: its functions, indices, legacy types, and exit."""
+"""The emulated accelerator as a PyTorch device: its functions, indices, and exit."""
 
 from __future__ import annotations
 
@@ -123,33 +123,11 @@ class TestModule:
         assert [name for name in emu.__all__ if not hasattr(emu, name)] == []
 
 
-class TestLegacyTypes:
-    def test_of_tensors(self) -> None:
-        x = torch.ones(3, device="emu")
-        assert x.type() == "torch.emu.FloatTensor"
-        assert isinstance(x, emu.FloatTensor) and not isinstance(x, emu.DoubleTensor)
-        assert not isinstance(torch.ones(3), emu.FloatTensor) and not isinstance(3, emu.FloatTensor)
-        for kind in (emu.LongTensor, "torch.emu.LongTensor"):
-            y = x.type(kind)
-            assert y.dtype is torch.int64 and y.device == x.device and y.tolist() == [1, 1, 1]
-        assert torch.ones(2).type(emu.HalfTensor).type() == "torch.emu.HalfTensor"
-
-    def test_make_tensors(self) -> None:
-        assert emu.FloatTensor(2, 3).shape == (2, 3)
-        assert emu.FloatTensor(torch.Size([4])).shape == (4,)
-        assert emu.FloatTensor().shape == (0,)
-        made = emu.BFloat16Tensor([1, 2])
-        assert made.dtype is torch.bfloat16 and made.tolist() == [1, 2]
-        assert made.device == torch.device("emu", 0)
-        assert emu.IntTensor([1], device="emu:0").type() == "torch.emu.IntTensor"
-        same = emu.BFloat16Tensor(made)
-        assert same.data_ptr() == made.data_ptr() and same is not made
-
-    def test_bad_input(self) -> None:
-        with pytest.raises(TypeError, match=r"expected torch.emu.FloatTensor \(got torch.emu.LongTensor\)"):
-            emu.FloatTensor(torch.ones(2, dtype=torch.int64, device="emu"))
-        with pytest.raises(RuntimeError, match="expects device type: emu but device type: cpu"):
-            emu.FloatTensor(2, device="cpu")
+def test_names_of_types() -> None:
+    x = torch.ones(3, device="emu")
+    assert x.type() == "torch.emu.FloatTensor"
+    y = x.type("torch.emu.LongTensor")
+    assert y.dtype is torch.int64 and y.device == x.device and y.tolist() == [1, 1, 1]
 
 
 class TestUnknownIndex:

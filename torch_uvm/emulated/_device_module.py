@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from torch_uvm import _C
-from torch_uvm.emulated._legacy_types import TYPES as _LEGACY_TYPES
 
 __all__ = [
     "Event",
@@ -92,8 +91,6 @@ def __getattr__(name: str) -> Any:
     # Checkpointing saves a device's random state only if its module's `_initialized` is true.
     if name == "_initialized":
         return is_initialized()
-    if name in _LEGACY_TYPES:
-        return _LEGACY_TYPES[name]
     raise AttributeError(f"module 'torch.emu' has no attribute {name!r}")
 
 
