@@ -25,9 +25,9 @@ from torch_uvm._tools.deferred_traces import deferred
 from torch_uvm._tools.dry_runs import DryRunError, dry_run
 from torch_uvm._tools.lower_bound import bound
 from torch_uvm._tools.plans import Loop
+from torch_uvm._tools.predictions import predict
 from torch_uvm._tools.schedules import schedule_of
 from torch_uvm._tools.shared_links import link_rates, predict_on
-from torch_uvm.schedules import predict
 from torch_uvm.traces import read_trace
 
 FOLDER = Path(__file__).resolve().parent

@@ -31,9 +31,9 @@ from lower_bound import bound
 
 from torch_uvm import _C
 from torch_uvm._tools.operator_times import operator_times
-from torch_uvm._tools.schedules import traced
+from torch_uvm._tools.predictions import predict
+from torch_uvm._tools.schedules import schedule_of, traced
 from torch_uvm._tools.timed_iteration import iteration_of
-from torch_uvm.schedules import predict, schedule_of
 from torch_uvm.traces import Trace, read_trace
 
 FOLDER = Path(__file__).resolve().parent

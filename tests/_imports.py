@@ -30,7 +30,6 @@ LAYERS = [
         "allocators",
         "memory",
         "replays",
-        "schedules",
         "tools",
         "traces",
     ],

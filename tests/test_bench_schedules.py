@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from torch_uvm._tools.schedules import schedule_of
 from torch_uvm._tools.timed_iteration import iteration_of
-from torch_uvm.schedules import schedule_of
 from torch_uvm.traces import read_trace
 
 ROOT = Path(__file__).resolve().parent.parent

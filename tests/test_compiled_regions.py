@@ -28,7 +28,7 @@ from _spawn import Spawn
 
 import torch_uvm
 from torch_uvm import _C
-from torch_uvm.schedules import schedule_of
+from torch_uvm._tools.schedules import schedule_of
 from torch_uvm.traces import read_trace
 
 

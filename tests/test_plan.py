@@ -15,17 +15,10 @@ from torch_uvm import cli
 from torch_uvm._tools.card_files import load_card
 from torch_uvm._tools.deferred_traces import deferred as derived
 from torch_uvm._tools.plans import DEFERRED, IN_PLACE, Loop, automatic_budgets, make_plan, room_of
+from torch_uvm._tools.predictions import predict
 from torch_uvm._tools.replaced_storages import freed_before_replaced
+from torch_uvm._tools.schedules import Operator, Schedule, Transfer, Use, Value, schedule_of
 from torch_uvm._tools.shared_links import predict_on
-from torch_uvm.schedules import (
-    Operator,
-    Schedule,
-    Transfer,
-    Use,
-    Value,
-    predict,
-    schedule_of,
-)
 from torch_uvm.traces import Trace, read_trace
 
 TRACES = Path(__file__).resolve().parent.parent / "benchmarks" / "traces"

@@ -17,12 +17,14 @@ from _schedule_check import check_prediction, check_schedule, next_user
 from torch.nn import functional as F
 
 import torch_uvm
-from torch_uvm import schedules, traces
-from torch_uvm.schedules import Operator, Schedule, Transfer, Use, Value
+from torch_uvm import traces
+from torch_uvm._tools.link_lanes import LinkRates
+from torch_uvm._tools.predictions import predict
+from torch_uvm._tools.schedules import Operator, Schedule, Transfer, Use, Value, schedule_of
 
 WEIGHT = 64 * MIB
 #: A weight crosses the link in 1 ms, either way.
-RATES = schedules.LinkRates(into=WEIGHT * 1e3, out=WEIGHT * 1e3, in_place=WEIGHT * 1e3)
+RATES = LinkRates(into=WEIGHT * 1e3, out=WEIGHT * 1e3, in_place=WEIGHT * 1e3)
 
 
 def ring(
@@ -62,18 +64,18 @@ def budget_for(storages: int) -> int:
 @pytest.fixture
 def schedule(tmp_path: Path) -> Schedule:
     """Between two uses of weights there are 4 ms for 1 ms in and 1 ms out."""
-    return schedules.schedule_of(ring(tmp_path / "run.trace", pauses=2), budget_for(3 * WEIGHT))
+    return schedule_of(ring(tmp_path / "run.trace", pauses=2), budget_for(3 * WEIGHT))
 
 
 def problems(schedule: Schedule) -> list[str]:
-    found = schedules.predict(schedule, RATES)
+    found = predict(schedule, RATES)
     return check_schedule(schedule) + check_prediction(schedule, found, RATES)
 
 
 class TestOfATrace:
     @pytest.mark.parametrize(("room", "fetched"), [(4, 0), (3, 2), (2, 4), (1, 4)])
     def test_what_does_not_fit_comes_and_goes(self, tmp_path: Path, room: int, fetched: int) -> None:
-        made = schedules.schedule_of(ring(tmp_path / "run.trace"), budget_for(room * WEIGHT))
+        made = schedule_of(ring(tmp_path / "run.trace"), budget_for(room * WEIGHT))
         assert len(made.operators) % 4 == 0 and len(made.values) == 4
         rounds = len(made.operators) // 4
         assert made.in_core_ms == pytest.approx(8 * rounds)
@@ -84,12 +86,12 @@ class TestOfATrace:
         assert problems(made) == []
 
     def test_transfers_that_operators_hide_cost_nothing(self, schedule: Schedule) -> None:
-        found = schedules.predict(schedule, RATES)
+        found = predict(schedule, RATES)
         assert found.step_ms == pytest.approx(schedule.in_core_ms)
 
     def test_transfers_that_nothing_hides_are_waited_for(self, tmp_path: Path) -> None:
-        made = schedules.schedule_of(ring(tmp_path / "run.trace", us=1), budget_for(WEIGHT))
-        found = schedules.predict(made, RATES)
+        made = schedule_of(ring(tmp_path / "run.trace", us=1), budget_for(WEIGHT))
+        found = predict(made, RATES)
         # With room for one weight, each leaves (1 ms) before the next one comes (1 ms).
         assert found.step_ms == pytest.approx(2.001 * len(made.operators), rel=0.01)
         assert problems(made) == []
@@ -106,10 +108,10 @@ class TestOfATrace:
         values = (Value(WEIGHT, is_persistent=True),) * 2
         made = Schedule(2 * WEIGHT, operators, values, transfers)
         assert problems(made) == []
-        alone = schedules.predict(made, RATES)
+        alone = predict(made, RATES)
         assert alone.step_ms == pytest.approx(2 * (1 + 1))
         slower = replace(RATES, both=1.5 * RATES.into)
-        shared = schedules.predict(made, slower)
+        shared = predict(made, slower)
         assert shared.step_ms == pytest.approx(2 * (1 + 1.5))  # a fetch has half its rate for a millisecond
         assert check_prediction(made, shared, slower) == []
         said = check_prediction(made, alone, slower)
@@ -124,17 +126,17 @@ class TestOfATrace:
         made = Schedule(WEIGHT, operators, (Value(WEIGHT, is_persistent=True),) * 3, transfers)
         assert problems(made) == []
         # The first weight comes beside the update. The second one waits for what the update has left to do.
-        assert schedules.predict(made, RATES).step_ms == pytest.approx(1 + 1 + 1 + 0.1)
+        assert predict(made, RATES).step_ms == pytest.approx(1 + 1 + 1 + 0.1)
 
     def test_what_is_only_read_is_dropped(self, tmp_path: Path) -> None:
-        made = schedules.schedule_of(ring(tmp_path / "run.trace", writes=False), budget_for(2 * WEIGHT))
+        made = schedule_of(ring(tmp_path / "run.trace", writes=False), budget_for(2 * WEIGHT))
         assert made.bytes_of("write_back") == 0 < made.bytes_of("drop") == made.bytes_of("fetch")
         assert problems(made) == []
 
     def test_what_is_read_behind_its_last_write_is_written_back_early(self, tmp_path: Path) -> None:
         trace = ring(tmp_path / "run.trace", weights=2, pauses=1, reads=True)
-        made = schedules.schedule_of(trace, budget_for(WEIGHT))
-        found = schedules.predict(made, RATES)
+        made = schedule_of(trace, budget_for(WEIGHT))
+        found = predict(made, RATES)
         left = [it for it in made.transfers if it.kind == "write_back"]
         assert len(left) == len(made.operators) // 2 and all(it.stays == 1 for it in left)
         assert problems(made) == []
@@ -144,12 +146,12 @@ class TestOfATrace:
         others = [it for it in made.transfers if it.kind == "fetch"]
         slower = replace(made, transfers=(*others, *late))
         assert problems(slower) == []
-        assert schedules.predict(slower, RATES).step_ms == pytest.approx(3 * len(made.operators))
+        assert predict(slower, RATES).step_ms == pytest.approx(3 * len(made.operators))
 
     @pytest.mark.parametrize("rounds", [1, 2])
     def test_no_iteration_that_repeats(self, tmp_path: Path, rounds: int) -> None:
         with pytest.raises(ValueError, match="no iteration that repeats"):
-            schedules.schedule_of(ring(tmp_path / "run.trace", rounds=rounds), 4 * WEIGHT)
+            schedule_of(ring(tmp_path / "run.trace", rounds=rounds), 4 * WEIGHT)
 
     def test_a_cache_that_is_replaced_makes_a_schedule_of_two_steps(self, tmp_path: Path) -> None:
         """The old one is freed once the new one is made, so there are two of them for an operator."""
@@ -170,26 +172,26 @@ class TestOfATrace:
                     lines += [{"birth": new, "device": 0, "bytes": WEIGHT}, {"death": old}]
                 lines.append({"ran": number, "operators": 1, "us": 2000})
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        made = schedules.schedule_of(traces.read_trace(path), budget_for(3 * WEIGHT))
+        made = schedule_of(traces.read_trace(path), budget_for(3 * WEIGHT))
         assert (made.steps, len(made.operators), len(made.values)) == (2, 8, 4)
         assert problems(made) == []
         assert made.in_core_ms == pytest.approx(8)
         assert made.bytes_of("fetch") == 2 * WEIGHT, "a weight leaves for the second cache, in each step"
-        assert schedules.predict(made, RATES).step_ms == pytest.approx(8)
+        assert predict(made, RATES).step_ms == pytest.approx(8)
 
     def test_no_durations(self, tmp_path: Path) -> None:
         trace = ring(tmp_path / "run.trace")
         trace.groups.clear()
         with pytest.raises(ValueError, match="no durations"):
-            schedules.schedule_of(trace, 4 * WEIGHT)
-        made = schedules.schedule_of(trace, 4 * WEIGHT, step_ms=7)
+            schedule_of(trace, 4 * WEIGHT)
+        made = schedule_of(trace, 4 * WEIGHT, step_ms=7)
         assert made.in_core_ms == pytest.approx(7)
 
     def test_an_operator_above_the_budget(self, tmp_path: Path) -> None:
-        made = schedules.schedule_of(ring(tmp_path / "run.trace"), WEIGHT // 2)
+        made = schedule_of(ring(tmp_path / "run.trace"), WEIGHT // 2)
         assert any("the capacity is" in each for each in check_schedule(made))
         with pytest.raises(ValueError, match="finds no room"):
-            schedules.predict(made)
+            predict(made)
 
 
 class TestCheck:
@@ -210,7 +212,7 @@ class TestCheck:
         assert any("is fetched" in each for each in self.change(schedule, "write_back", lambda it: []))
 
     def test_a_write_behind_a_write_back(self, tmp_path: Path) -> None:
-        made = schedules.schedule_of(ring(tmp_path / "t", weights=2, pauses=1), budget_for(WEIGHT))
+        made = schedule_of(ring(tmp_path / "t", weights=2, pauses=1), budget_for(WEIGHT))
         found = self.change(made, "write_back", lambda it: [replace(it, after=it.after - 1, stays=1)])
         assert any("behind its write-back" in each for each in found)
 
@@ -228,14 +230,14 @@ class TestCheck:
         ],
     )
     def test_times(self, schedule: Schedule, lane: str, begin: float, end: float, said: str) -> None:
-        found = schedules.predict(schedule, RATES)
+        found = predict(schedule, RATES)
         spans = getattr(found, lane)
         at = next(n for n, it in enumerate(spans) if n > 0 and it.begin_ms > 2)
         spans[at] = replace(spans[at], begin_ms=spans[at].begin_ms + begin, end_ms=spans[at].end_ms + end)
         assert any(said in each for each in check_prediction(schedule, found, RATES))
 
     def test_a_late_fetch(self, schedule: Schedule) -> None:
-        found = schedules.predict(schedule, RATES)
+        found = predict(schedule, RATES)
         for at, it in enumerate(found.into):
             transfer = schedule.transfers[it.number]
             before = next_user(schedule, transfer)
@@ -277,7 +279,7 @@ class TestBesideTheEngine:
         with torch_uvm.tools.record_accesses(tmp_path / "run.trace"):
             assert sum(sum(each) for each in train(6)) == 0
         budget = int(share * torch_uvm.memory.max_memory_allocated(torch.device("emu")))
-        made = schedules.schedule_of(traces.read_trace(tmp_path / "run.trace"), budget, step_ms=10)
+        made = schedule_of(traces.read_trace(tmp_path / "run.trace"), budget, step_ms=10)
         assert check_schedule(made) == []
         gc.collect()
         torch_uvm.set_budget(budget)
