@@ -99,7 +99,7 @@ class TestRead:
             ({"step": "begin"}, "'begin'"),
             ({"took": 0, "us": 1}, "transfer 0 is unknown"),
             ({"ran": 0, "operators": 1, "us": 1}, "1 operators from number 0; 0 have begun"),
-            ({"ran": 1, "operators": 1, "us": 1}, "ran 1"),
+            ({"ran": 1, "operators": 1, "us": 1}, "from number 1"),
             ({"ran": 0, "operators": 0, "us": 1}, "0 operators"),
         ],
         ids=repr,

@@ -171,6 +171,66 @@ _NO_TRACE = (
 )
 
 
+def _count(value: object, most: int = _MOST_BYTES) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
+        raise ValueError(f"{excerpt(value)}; expected a whole number from 0 to {most}")
+    return value
+
+
+def _device(value: object) -> int:
+    return _count(value, _MOST_DEVICES - 1)
+
+
+def _number(value: object) -> int:
+    return _count(value, 2**64 - 1)
+
+
+def _numbers(value: object) -> tuple[int, ...]:
+    if not isinstance(value, list):
+        raise ValueError(f"{excerpt(value)}; expected a list")
+    return tuple(_number(it) for it in value)
+
+
+def _time(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+        raise ValueError(f"{excerpt(value)}; expected microseconds from 0 on")
+    return float(value)
+
+
+def _flag(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{excerpt(value)}; expected true or false")
+    return value
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{excerpt(value)}; expected text")
+    return value
+
+
+#: By kind, which is a record's first key, its keys with the checks of their values.
+_RECORDS: dict[str, dict[str, Callable[[object], Any]]] = {
+    "storage": {"storage": _number, "device": _device, "bytes": _count, "resident": _flag},
+    "operator": {
+        "operator": _text,
+        "time": _time,
+        "in_place_ok": _flag,
+        "reads": _numbers,
+        "writes": _numbers,
+    },
+    "birth": {"birth": _number, "device": _device, "bytes": _count},
+    "death": {"death": _number},
+    "workspace": {"workspace": _count},
+    "transfer": {"transfer": _text, "storage": _number, "bytes": _count, "time": _time},
+    "took": {"took": _number, "us": _time},
+    "ran": {"ran": _count, "operators": _count, "us": _time},
+    "held": {"held": _time},
+    "resident": {"resident": _count, "device": _device},
+    "step": {"step": _text},
+}
+
+
 class _Reader:
     def __init__(self) -> None:
         self.trace = Trace()
@@ -186,17 +246,22 @@ class _Reader:
             raise ValueError(f"{_NO_TRACE}; the line is {excerpt(record)}")
         if not isinstance(record, dict) or not record:
             raise ValueError(f"expected an object, got {excerpt(record)}")
-        kind = next(iter(record))
         if first:
             self._format(record)
             return
-        handler = self._HANDLERS.get(kind)
-        if handler is None:
-            raise ValueError(f"unknown record {excerpt(kind)}; known: {', '.join(self._HANDLERS)}")
-        keys, handle = handler
-        if record.keys() != keys:
-            raise ValueError(f"{kind} has {excerpt(list(record))}; expected {', '.join(sorted(keys))}")
-        handle(self, record)
+        kind = next(iter(record))
+        if kind not in _RECORDS:
+            raise ValueError(f"unknown record {excerpt(kind)}; known: {', '.join(_RECORDS)}")
+        checks = _RECORDS[kind]
+        if record.keys() != checks.keys():
+            raise ValueError(f"{kind} has {excerpt(list(record))}; expected {', '.join(sorted(checks))}")
+        for key, check in checks.items():
+            try:
+                record[key] = check(record[key])
+            except ValueError as error:
+                raise ValueError(f"{key} {error}") from None
+        handle: Callable[..., None] = getattr(self, f"_{kind}")
+        handle(*(record[key] for key in checks))
 
     def _format(self, record: dict[str, Any]) -> None:
         if record["format"] != FORMAT:
@@ -210,148 +275,71 @@ class _Reader:
         budgets = record.get("budgets")
         if not isinstance(budgets, list) or len(budgets) > _MOST_DEVICES:
             raise ValueError(f"budgets {excerpt(budgets)}; expected a list of bytes or null")
-        self.trace.budgets = tuple(None if it is None else _count(it, "a budget") for it in budgets)
+        self.trace.budgets = tuple(None if it is None else _count(it) for it in budgets)
 
-    def _add(self, number: int, record: dict[str, Any], resident: bool) -> None:
-        device = _count(record["device"], "device", _MOST_DEVICES - 1)
-        self.trace.storages[number] = Storage(device, _count(record["bytes"], "bytes"), resident)
-        self.live.add(number)
+    def _storage(self, number: int, device: int, size: int, resident: bool) -> None:
+        if number not in self.live:  # mentioned twice; the first time counts
+            self.trace.storages[number] = Storage(device, size, resident)
+            self.live.add(number)
 
-    def _storage(self, record: dict[str, Any]) -> None:
-        number = _name(record["storage"])
-        resident = _flag(record["resident"], "resident")
-        if number in self.live:  # mentioned twice; the first time counts
-            return
-        self._add(number, record, resident)
+    def _operator(
+        self, name: str, time: float, in_place_ok: bool, reads: tuple[int, ...], writes: tuple[int, ...]
+    ) -> None:
+        before = self.trace.operators[-1].time_us if self.trace.operators else 0.0
+        if time < before:
+            raise ValueError(f"time {time} is before the operator before it, {before}")
+        for number in (*reads, *writes):
+            if number not in self.live:
+                raise ValueError(f"storage {number} is unknown, or was freed")
+        self.trace.operators.append(Operator(name, time, in_place_ok, reads, writes))
 
-    def _operator(self, record: dict[str, Any]) -> None:
-        name = record["operator"]
-        if not isinstance(name, str):
-            raise ValueError(f"operator {excerpt(name)}; expected its name")
-        time = _time(record["time"])
-        if self.trace.operators and time < self.trace.operators[-1].time_us:
-            raise ValueError(
-                f"time {time} is before the operator before it, {self.trace.operators[-1].time_us}"
-            )
-        self.trace.operators.append(
-            Operator(
-                name,
-                time,
-                _flag(record["in_place_ok"], "in_place_ok"),
-                tuple(self._live(it) for it in _list(record["reads"], "reads")),
-                tuple(self._live(it) for it in _list(record["writes"], "writes")),
-            )
-        )
-
-    def _live(self, value: object) -> int:
-        number = _name(value)
-        if number not in self.live:
-            raise ValueError(f"storage {number} is unknown, or was freed")
-        return number
-
-    def _birth(self, record: dict[str, Any]) -> None:
-        number = _name(record["birth"])
+    def _birth(self, number: int, device: int, size: int) -> None:
         if number in self.trace.storages:
             raise ValueError(f"storage {number} is created a second time")
-        self._add(number, record, True)
+        self._storage(number, device, size, True)
         if self.trace.operators:
             self.trace.operators[-1].births.append(number)
 
-    def _death(self, record: dict[str, Any]) -> None:
-        number = _name(record["death"])
+    def _death(self, number: int) -> None:
         if number not in self.live:  # no operator has used it
             return
         self.live.remove(number)
         if self.trace.operators:
             self.trace.operators[-1].deaths.append(number)
 
-    def _workspace(self, record: dict[str, Any]) -> None:
+    def _workspace(self, size: int) -> None:
         if not self.trace.operators:
             raise ValueError("a workspace before the first operator")
-        latest = self.trace.operators[-1]
-        self.trace.operators[-1] = replace(latest, workspace=_count(record["workspace"], "workspace"))
+        self.trace.operators[-1] = replace(self.trace.operators[-1], workspace=size)
 
-    def _transfer(self, record: dict[str, Any]) -> None:
-        kind = record["transfer"]
+    def _transfer(self, kind: str, number: int, size: int, time: float) -> None:
         if kind not in TRANSFERS:
             raise ValueError(f"transfer {excerpt(kind)}; accepted: {', '.join(TRANSFERS)}")
-        number = _name(record["storage"])
         if number not in self.trace.storages:
             raise ValueError(f"storage {number} is unknown")
-        count = _count(record["bytes"], "bytes")
-        operators = len(self.trace.operators)
-        self.trace.transfers.append(Transfer(kind, number, count, _time(record["time"]), operators))
+        self.trace.transfers.append(Transfer(kind, number, size, time, len(self.trace.operators)))
 
-    def _took(self, record: dict[str, Any]) -> None:
-        number = _count(record["took"], "took", 2**64 - 1)
+    def _took(self, number: int, us: float) -> None:
         if number >= len(self.trace.transfers):
             raise ValueError(f"transfer {number} is unknown; there are {len(self.trace.transfers)}")
-        took = _time(record["us"])
-        self.trace.transfers[number] = replace(self.trace.transfers[number], took_us=took)
+        self.trace.transfers[number] = replace(self.trace.transfers[number], took_us=us)
 
-    def _ran(self, record: dict[str, Any]) -> None:
+    def _ran(self, first: int, operators: int, us: float) -> None:
         begun = len(self.trace.operators)
-        first = _count(record["ran"], "ran", begun)
         last = self.trace.groups[-1] if self.trace.groups else OperatorGroup(0, 0, 0)
         if first < last.first + last.operators:
             raise ValueError(f"operator {first} is timed already")
-        operators = _count(record["operators"], "operators")
         if not 0 < operators <= begun - first:
             raise ValueError(f"{operators} operators from number {first}; {begun} have begun")
-        self.trace.groups.append(OperatorGroup(first, operators, _time(record["us"])))
+        self.trace.groups.append(OperatorGroup(first, operators, us))
 
-    def _held(self, record: dict[str, Any]) -> None:
-        _time(record["held"])
+    def _held(self, us: float) -> None:
         self.trace.holds.append(len(self.trace.operators))
 
-    def _resident(self, record: dict[str, Any]) -> None:
-        count = _count(record["resident"], "resident")
-        device = _count(record["device"], "device", _MOST_DEVICES - 1)
-        self.trace.resident.append(Resident(device, count, len(self.trace.operators)))
+    def _resident(self, size: int, device: int) -> None:
+        self.trace.resident.append(Resident(device, size, len(self.trace.operators)))
 
-    def _step(self, record: dict[str, Any]) -> None:
-        if record["step"] != "end":
-            raise ValueError(f"step {excerpt(record['step'])}; expected 'end'")
+    def _step(self, end: str) -> None:
+        if end != "end":
+            raise ValueError(f"step {excerpt(end)}; expected 'end'")
         self.trace.steps.append(len(self.trace.operators))
-
-    _HANDLERS: dict[str, tuple[set[str], Callable[[_Reader, dict[str, Any]], None]]] = {
-        "storage": ({"storage", "device", "bytes", "resident"}, _storage),
-        "operator": ({"operator", "time", "in_place_ok", "reads", "writes"}, _operator),
-        "birth": ({"birth", "device", "bytes"}, _birth),
-        "death": ({"death"}, _death),
-        "workspace": ({"workspace"}, _workspace),
-        "transfer": ({"transfer", "storage", "bytes", "time"}, _transfer),
-        "took": ({"took", "us"}, _took),
-        "ran": ({"ran", "operators", "us"}, _ran),
-        "held": ({"held"}, _held),
-        "resident": ({"resident", "device"}, _resident),
-        "step": ({"step"}, _step),
-    }
-
-
-def _count(value: object, what: str, most: int = _MOST_BYTES) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
-        raise ValueError(f"{what} {excerpt(value)}; expected a whole number from 0 to {most}")
-    return value
-
-
-def _name(value: object) -> int:
-    return _count(value, "storage", 2**64 - 1)
-
-
-def _time(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        raise ValueError(f"time {excerpt(value)}; expected microseconds from 0 on")
-    return float(value)
-
-
-def _flag(value: object, what: str) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError(f"{what} {excerpt(value)}; expected true or false")
-    return value
-
-
-def _list(value: object, what: str) -> list[object]:
-    if not isinstance(value, list):
-        raise ValueError(f"{what} {excerpt(value)}; expected a list")
-    return value
