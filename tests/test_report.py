@@ -127,10 +127,9 @@ class TestAPage:
         assert "few-steps" in seen.advice and "modelled" in seen.advice
         assert "fits" not in seen.advice and "no-budget" not in seen.advice
 
-    def test_has_pictures_with_names_and_a_table(self, run: tuple[pages.Page, dict[str, Any]]) -> None:
+    def test_has_pictures_with_names(self, run: tuple[pages.Page, dict[str, Any]]) -> None:
         seen, _ = run
         assert len(seen.pictures) == 2 and all(seen.pictures)
-        assert seen.rows["samples"][-1][-1] == "4" and len(seen.rows["samples"]) <= 41
 
     def test_contains_no_arguments(self, run: tuple[pages.Page, dict[str, Any]]) -> None:
         assert "hunter2" not in run[0].text and "hunter2" not in str(run[0].rows)

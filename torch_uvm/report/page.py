@@ -19,8 +19,6 @@ from torch_uvm.report.samples import Sample, crossed
 from torch_uvm.report.storage_tables import storage_tables
 from torch_uvm.report.style import CSS
 
-_TABLE_ROWS = 40  # rows of samples
-
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
 #: Rows of the table of figures: names of totals, and their titles.
@@ -146,38 +144,6 @@ def pictures(
     return "\n".join(drawn)
 
 
-def _samples_table(facts: Facts) -> str:
-    every = -(-len(facts.samples) // _TABLE_ROWS)
-    rows = []
-    for it in facts.samples[::-1][::every][::-1]:
-        cells = [
-            f"{it.seconds:.2f}",
-            *(_C.format_bytes(it.resident.get(device, 0)) for device in sorted(facts.peaks)),
-            _C.format_bytes(it.host),
-            *(
-                _C.format_bytes(int(it.totals.get(f"{key}.bytes", 0)))
-                for key in ("fetched", "written_back", "used_in_place")
-            ),
-            str(it.steps),
-        ]
-        rows.append("<tr>" + "".join(f'<td class="figure">{cell}</td>' for cell in cells) + "</tr>")
-    heads = [
-        "seconds",
-        *(f"on device {device}" for device in sorted(facts.peaks)),
-        "on the host",
-        "to device, in all",
-        "back, in all",
-        "in place, in all",
-        "steps",
-    ]
-    head = "".join(f'<th class="figure" scope="col">{it}</th>' for it in heads)
-    return (
-        "<details><summary>The same as a table</summary>"
-        f'<div class="wide"><table id="samples"><thead><tr>{head}</tr></thead>'
-        f"<tbody>\n{chr(10).join(rows)}\n</tbody></table></div></details>"
-    )
-
-
 def _all_figures(facts: Facts) -> str:
     rows = []
     for key, words in _FIGURES:
@@ -257,7 +223,6 @@ def page(facts: Facts) -> str:
         _tiles(facts),
         _advice(facts),
         pictures(facts.samples, [it.seconds for it in facts.by_step], names, facts.budgets),
-        _samples_table(facts),
         storage_tables(facts),
         _all_figures(facts),
         _settings(facts),

@@ -23,7 +23,6 @@ class Sample:
 
     Args:
         seconds: since the recording began.
-        allocated: managed bytes that tensors hold on devices, or, without a budget, anywhere.
         reserved: managed bytes in total; host: pinned bytes for host copies.
         resident: managed bytes on each device; modelled by the emulator if there is no budget.
         totals: by a name such as "fetched.bytes" or "plan_hits".
@@ -31,7 +30,6 @@ class Sample:
     """
 
     seconds: float
-    allocated: int = 0
     reserved: int = 0
     host: int = 0
     resident: dict[int, int] = field(default_factory=dict)
@@ -50,7 +48,6 @@ def higher(one: Sample, next_one: Sample) -> Sample:
     devices = {**one.resident, **next_one.resident}
     return replace(
         next_one,
-        allocated=max(one.allocated, next_one.allocated),
         reserved=max(one.reserved, next_one.reserved),
         host=max(one.host, next_one.host),
         resident={it: max(one.resident.get(it, 0), next_one.resident.get(it, 0)) for it in devices},
@@ -83,7 +80,13 @@ class _Totals:
 
 
 class Sampler:
-    """Takes samples from `start()` to `stop()`."""
+    """Takes samples from `start()` to `stop()`.
+
+    Attributes:
+        by_step: samples at the ends of the first steps.
+        peaks, most_reserved: the most managed bytes on each device, and in total; exact, not sampled.
+        budgets: the last one in force of each device that has one, in bytes.
+    """
 
     def __init__(self, now_and_then: Callable[[], None], every: float) -> None:
         """now_and_then: called by the thread every ``every`` seconds."""
@@ -92,11 +95,11 @@ class Sampler:
         self._totals = _Totals()
         self._lock = threading.Lock()
         self._samples: list[Sample] = []
-        self._by_step: list[Sample] = []
+        self.by_step: list[Sample] = []
         self._steps = 0
-        self._peaks: dict[int, int] = {}
-        self._most_reserved = 0
-        self._budgets: dict[int, int] = {}
+        self.peaks: dict[int, int] = {}
+        self.most_reserved = 0
+        self.budgets: dict[int, int] = {}
         self._ended = threading.Event()
         self._now_and_then = now_and_then
         self._every = every
@@ -134,8 +137,8 @@ class Sampler:
     def mark_step(self) -> None:
         """An optimizer's step has ended. The first ones are sampled."""
         self._steps += 1
-        if len(self._by_step) < 12:
-            self._by_step.append(self.take())
+        if len(self.by_step) < 12:
+            self.by_step.append(self.take())
 
     def _measure(self) -> Sample:
         stats = _C.residency_stats()
@@ -153,13 +156,12 @@ class Sampler:
         else:
             peaks = dict(stats["peak_device_bytes"])
         for index, peak in peaks.items():
-            self._peaks[index] = max(self._peaks.get(index, 0), peak)
+            self.peaks[index] = max(self.peaks.get(index, 0), peak)
             if (budget := _C.budget(index)) is not None:
-                self._budgets[index] = budget
-        self._most_reserved = max(self._most_reserved, memory["reserved_bytes.all.peak"])
+                self.budgets[index] = budget
+        self.most_reserved = max(self.most_reserved, memory["reserved_bytes.all.peak"])
         return Sample(
             time.monotonic() - self._began,
-            memory["allocated_bytes.all.current"],
             memory["reserved_bytes.all.current"],
             stats["host_bytes"],
             resident,
@@ -171,23 +173,3 @@ class Sampler:
     def samples(self) -> list[Sample]:
         with self._lock:
             return list(self._samples)
-
-    @property
-    def by_step(self) -> list[Sample]:
-        """Samples at the ends of the first steps."""
-        return list(self._by_step)
-
-    @property
-    def peaks(self) -> dict[int, int]:
-        """The most managed bytes on each device; exact, not sampled."""
-        return dict(self._peaks)
-
-    @property
-    def budgets(self) -> dict[int, int]:
-        """The last budget in force of each device, in bytes; devices without one are left out."""
-        return dict(self._budgets)
-
-    @property
-    def most_reserved(self) -> int:
-        """The most managed bytes in total; exact."""
-        return self._most_reserved

@@ -55,6 +55,5 @@ th[scope=row] { color: var(--ink); font-weight: 400; } td code { overflow-wrap: 
 code { font: 12.5px ui-monospace, Menlo, Consolas, monospace; }
 #by-traffic td:first-child, #by-size td:first-child { width: 48%; }
 td code.source { display: block; color: var(--soft); }
-details { margin: 10px 0; } summary { cursor: pointer; color: var(--soft); }
-@media print { body { max-width: none; } details { display: none; } }
+@media print { body { max-width: none; } }
 """
