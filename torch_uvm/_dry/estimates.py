@@ -87,7 +87,7 @@ def estimate_memory(
     from torch_uvm._tools.access_traces import read_trace
     from torch_uvm._tools.card_files import load_card
     from torch_uvm._tools.deferred_traces import deferred
-    from torch_uvm._tools.dry_runs import by_line, dry_fork
+    from torch_uvm._tools.dry_runs import dry_fork
     from torch_uvm._tools.plans import Loop, make_plan
 
     of = load_card(card)
@@ -117,7 +117,7 @@ def estimate_memory(
         found.is_estimate,
         plan.in_core_ms,
         {it.what: it.bytes for it in plan.memory.largest},
-        {line: total[0] for line, total in by_line(found.sites).items()},
+        {line: total[0] for line, total in found.by_line.items()},
         {it.budget: it.step_ms for it in plan.points},
     )
 

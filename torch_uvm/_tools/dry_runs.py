@@ -9,42 +9,15 @@ import signal
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch_uvm._tools.cards import Card
 
 _UNCERTAIN = 0.1  # of the peak
 _MEMORY = "64TiB"  # of the emulated device: a dry run asks what a script needs, not whether it fits
-
-
-@dataclass(frozen=True)
-class Site:
-    """Storages of one size that one line of the script made.
-
-    Args:
-        file, line, function: of the script, or of a library that it calls. ``file`` is "" if no line made
-            them.
-        node: of the backward graph that made them; "": a line did, or it is unknown.
-        bytes: of one of them; 0: of various sizes.
-        storages: the most that lived at once.
-    """
-
-    file: str
-    line: int
-    function: str
-    node: str
-    bytes: int
-    storages: int
-
-    @property
-    def place(self) -> str:
-        """The line, or the node, in words."""
-        if not self.file:
-            return f"the backward, {self.node}" if self.node else "made by no line of the script"
-        node = f", {self.node}" if self.node else ""
-        return f"{short(self.file)}:{self.line} in {self.function}{node}"
 
 
 def short(file: str) -> str:
@@ -53,12 +26,16 @@ def short(file: str) -> str:
     return file.removeprefix(here).rpartition(f"site-packages{os.sep}")[2]
 
 
-def by_line(sites: Sequence[Site]) -> dict[str, tuple[int, int]]:
-    """The most bytes, and the most storages, that each line had at once, the largest first."""
+def _by_line(sites: Sequence[Mapping[str, Any]]) -> dict[str, tuple[int, int]]:
+    """By line of the script, or node of the backward graph, what it had at once; the largest first."""
     found: dict[str, tuple[int, int]] = {}
     for it in sites:
-        bytes, storages = found.get(it.place, (0, 0))
-        found[it.place] = bytes + it.bytes, storages + it.storages
+        place = f"the backward, {it['node']}" if it["node"] else "made by no line of the script"
+        if it["file"]:
+            node = f", {it['node']}" if it["node"] else ""
+            place = f"{short(it['file'])}:{it['line']} in {it['function']}{node}"
+        bytes, storages = found.get(place, (0, 0))
+        found[place] = bytes + it["bytes"], storages + it["storages"]
     return dict(sorted(found.items(), key=lambda it: -it[1][0]))
 
 
@@ -92,7 +69,7 @@ class DryRun:
         peak_bytes: the most bytes that were allocated on the device at once, since the script began.
         step_peak_bytes: the same of the steps after the first.
         step_ms: the device's time of the trace's last step.
-        sites: the largest first.
+        by_line: the most bytes, and the most storages, that each line had at once, the largest first.
         stand_ins: the most frequent first.
         uncertain_bytes: of tensors at the peak whose sizes follow from any of them.
         ended: the script ended by itself, before all steps were run.
@@ -104,7 +81,7 @@ class DryRun:
     peak_bytes: int
     step_peak_bytes: int
     step_ms: float
-    sites: tuple[Site, ...]
+    by_line: Mapping[str, tuple[int, int]]
     stand_ins: tuple[StandIn, ...]
     uncertain_bytes: int
     ended: bool
@@ -275,7 +252,7 @@ def _result(folder: Path, output: Path, code: int) -> DryRun:
             "the script ended before its second optimizer step; a dry run records the steps after the first",
             output,
         )
-    sites = tuple(Site(**it) for it in found.pop("sites"))
+    lines = _by_line(found.pop("sites"))
     stand_ins = tuple(StandIn(**it) for it in found.pop("stand_ins"))
     traces = tuple(folder / trace_name(number) for number in range(found.pop("cards")))
-    return DryRun(traces, sites=sites, stand_ins=stand_ins, output=output, **found)
+    return DryRun(traces, by_line=lines, stand_ins=stand_ins, output=output, **found)

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from torch_uvm import _C
-from torch_uvm._tools.dry_runs import DryRun, by_line, short
+from torch_uvm._tools.dry_runs import DryRun, short
 from torch_uvm._tools.plan_advice import advice
 from torch_uvm._tools.plans import KNEE, Plan
 from torch_uvm._util.escaping import printable
@@ -26,7 +26,7 @@ def record_of(plan: Plan, of: str, knows_deferred: bool, found: DryRun | None = 
         found: what a dry run found.
     """
     is_estimate = found is not None and found.is_estimate
-    lines = by_line(found.sites) if found else {}
+    lines = found.by_line if found else {}
     bytes_needed, operator = plan.memory.largest_operator
     return {
         "of": of,
