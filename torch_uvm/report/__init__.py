@@ -3,11 +3,10 @@
 A process with a report has a `Recording` from its start to its end. The processes that it starts are told by
 the environment, like the switch and the options:
 
-TORCH_UVM_REPORT     the page's path. A rank of torchrun writes beside it, `out.rank0.html`; another child,
-                     if it used managed memory, `out.pid1234.html`
+TORCH_UVM_REPORT     the page's path. A rank of torchrun writes beside it, `out.rank0.html`
 TORCH_UVM_REPORT_OF  set by this package: the rank of the process whose page that is, or empty
 
-Forked children have no page: they have no managed memory of their own.
+Other children have no page.
 """
 
 from __future__ import annotations
@@ -52,12 +51,10 @@ def rank_here() -> int | None:
 class Recording:
     """Observes this process from now on; `finish()` writes the page."""
 
-    def __init__(self, path: Path, script: str, *, always: bool) -> None:
-        """always: write a page even if there was no managed memory."""
+    def __init__(self, path: Path, script: str) -> None:
         self.path = path
         self.script = script
         self.ended = "still running"
-        self._always = always
         self._process = os.getpid()
         self._began = time.time()
         self._optimizers: set[str] = set()
@@ -126,9 +123,7 @@ class Recording:
     def _write(self) -> None:
         with self._writing:
             try:
-                facts = self._facts()
-                if self._always or facts.most_reserved or facts.crossed:
-                    _replace(self.path, page(facts))
+                _replace(self.path, page(self._facts()))
             except Exception as error:  # of the disk or of ours: the program's exit status stays its own
                 print(printable(f"torch_uvm: no report in {self.path}: {error}"), file=sys.stderr)
 
@@ -164,18 +159,6 @@ class Recording:
             over_in_steps=self._over_in_steps,
             one_memory=bool(devices) and all(found["one_memory"] for found in devices),
             storages=allocation_sites.storages(),
-            siblings=self._siblings(),
-        )
-
-    def _siblings(self) -> list[str]:
-        stem, suffix = self.path.stem, self.path.suffix
-        return sorted(
-            it.name
-            for it in self.path.parent.glob("*")
-            if it.name.startswith((f"{stem}.rank", f"{stem}.pid"))
-            and it.name.endswith(suffix)
-            and it.name != self.path.name
-            and it.stat().st_mtime >= self._began
         )
 
 
@@ -213,7 +196,7 @@ def start(path: Path, script: str) -> Recording:
     """Starts the report of this process, replacing an active one, and of the processes it starts."""
     os.environ[PATH] = str(path)
     os.environ[OF] = "" if rank_here() is None else str(rank_here())
-    return _start(Recording(of_rank(path), script, always=True))
+    return _start(Recording(of_rank(path), script))
 
 
 def current() -> Recording | None:
@@ -248,9 +231,6 @@ def start_from_environment() -> None:
     of = os.environ.get(OF)
     if of is None:
         start(path, script)
-        return
-    if rank_here() is not None and str(rank_here()) != of:
+    elif rank_here() is not None and str(rank_here()) != of:
         os.environ[OF] = str(rank_here())
-        _start(Recording(of_rank(path), script, always=True))
-        return
-    _start(Recording(path.with_name(f"{path.stem}.pid{os.getpid()}{path.suffix}"), script, always=False))
+        _start(Recording(of_rank(path), script))

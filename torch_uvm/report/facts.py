@@ -26,7 +26,6 @@ class Facts:
         over_in_steps: of the operators over the budget, those within optimizers' steps.
         one_memory: every device has one memory with the host.
         storages: the most traffic first.
-        siblings: pages of other processes of the run, beside this one.
     """
 
     script: str
@@ -50,7 +49,6 @@ class Facts:
     optimizer: str
     optimizers: list[str]
     storages: list[Storages]
-    siblings: list[str] = field(default_factory=list)
     foreach: list[str] = field(default_factory=list)
     over_in_steps: int = 0
     one_memory: bool = False

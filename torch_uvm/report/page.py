@@ -7,7 +7,6 @@ requests.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from urllib.parse import quote
 
 from torch_uvm import _C
 from torch_uvm._util.escaping import printable
@@ -190,17 +189,6 @@ def _settings(facts: Facts) -> str:
     return f'<h2>Settings</h2><div class="wide"><table id="settings"><tbody>{lines}</tbody></table></div>'
 
 
-def _siblings(facts: Facts) -> str:
-    if not facts.siblings:
-        return ""
-    links = ", ".join(f'<a href="{text(_address(it))}">{text(it)}</a>' for it in facts.siblings)
-    return f"<p>Pages of other processes of this run: {links}</p>"
-
-
-def _address(name: str) -> str:
-    return "./" + quote(name, errors="surrogateescape")
-
-
 def document(title: str, parts: Iterable[str]) -> str:
     """A page of these parts. ``title`` is text."""
     head = (
@@ -219,7 +207,6 @@ def page(facts: Facts) -> str:
     names = {device: _device_name(facts, device) for device in facts.peaks}
     parts = (
         f'<p class="soft" id="ended">{text(facts.began)}; {text(facts.ended)}</p>',
-        _siblings(facts),
         _tiles(facts),
         _advice(facts),
         pictures(facts.samples, [it.seconds for it in facts.by_step], names, facts.budgets),
