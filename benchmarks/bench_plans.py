@@ -27,7 +27,7 @@ from torch_uvm._tools.lower_bound import bound
 from torch_uvm._tools.plans import Loop
 from torch_uvm._tools.predictions import predict
 from torch_uvm._tools.schedules import schedule_of
-from torch_uvm._tools.shared_links import link_rates, predict_on
+from torch_uvm._tools.shared_links import predict_on
 from torch_uvm.traces import read_trace
 
 FOLDER = Path(__file__).resolve().parent
@@ -66,7 +66,7 @@ def rows(loops: Sequence[Loop], parts: Sequence[int]) -> Iterator[Row]:
         predicted = scheduled = math.inf
         for loop in loops:
             try:
-                schedule = schedule_of(loop.trace, budget - loop.memory.added_bytes, loop.step_ms)
+                schedule = schedule_of(loop.trace, budget - loop.memory.added_bytes)
                 predicted = min(predicted, predict_on(schedule, loop.card, loop.host_ms).step_ms)
                 scheduled = min(scheduled, predict(schedule, link_rates(loop.card)).step_ms)
             except ValueError:  # an operator exceeds the budget

@@ -92,24 +92,19 @@ class Loop:
 
     Args:
         on_gpu: the trace was recorded on a GPU, so that its operators' times are of the host's clock.
-        step_ms: a measured step in core, to which durations are scaled. None: as recorded.
 
     Raises:
         ValueError: the trace has no iteration that repeats, no durations, or several devices.
     """
 
-    def __init__(self, trace: Trace, card: Card, step_ms: float | None = None, on_gpu: bool = True) -> None:
+    def __init__(self, trace: Trace, card: Card, on_gpu: bool = True) -> None:
         recorded, self.card = freed_before_replaced(trace), card
-        whole = schedule_of(recorded, _EVERYTHING, None if recorded.groups else step_ms)
+        whole = schedule_of(recorded, _EVERYTHING)
         found = device_times(recorded, len(whole.operators))
         self.trace = found.trace
         device_ms = whole.in_core_ms * whole.steps
         #: How many times as long a step takes in the program, where the host is slower than the device.
         self.pace = found.program_ms / device_ms if found.program_ms > device_ms > 0 else 1.0
-        #: The device's part of a measured step.
-        self.step_ms = None if step_ms is None else step_ms / self.pace
-        if self.step_ms is not None:
-            whole = schedule_of(self.trace, _EVERYTHING, self.step_ms)
         self.whole: Schedule = whole
         self.memory = memory_of(self.trace, whole)
         share = host_share(recorded, whole, found.first)
@@ -133,7 +128,7 @@ class Loop:
         if room <= 0:
             return Point(budget, None, note="too small")
         try:
-            schedule = schedule_of(self.trace, room, self.step_ms)
+            schedule = schedule_of(self.trace, room)
             step_ms = predict_on(schedule, self.card, self.host_ms).step_ms
         except ValueError as error:
             less = ", or use an optimizer with fused=True" if "_foreach_" in str(error) else ""
