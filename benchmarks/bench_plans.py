@@ -19,9 +19,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from torch_uvm._tools import plans
 from torch_uvm._tools.card_files import load_card
 from torch_uvm._tools.cards import Card
-from torch_uvm._tools.deferred_traces import deferred
 from torch_uvm._tools.dry_runs import DryRunError, dry_run
 from torch_uvm._tools.lower_bound import bound
 from torch_uvm._tools.plans import Loop
@@ -53,9 +53,7 @@ def loops_of(argv: list[str], card: Card, folder: Path) -> list[Loop]:
         DryRunError, ValueError: it has no plan.
     """
     found = dry_run(argv, card=card, folder=folder, steps=STEPS)
-    trace = read_trace(found.trace)
-    later = deferred(trace)
-    return [Loop(it, card, on_gpu=False) for it in ([trace] if later is None else [trace, later])]
+    return plans.loops_of(read_trace(found.trace), card, on_gpu=False)
 
 
 def rows(loops: Sequence[Loop], parts: Sequence[int]) -> Iterator[Row]:

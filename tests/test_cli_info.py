@@ -101,7 +101,7 @@ class TestInfo:
         for name in ("driver", "link", "starts_with_torch"):
             monkeypatch.setattr(machine, name, fail)
         monkeypatch.setattr(info, "_devices", fail)
-        monkeypatch.setattr(info, "_host_available", fail)
+        monkeypatch.setattr(info, "known_bytes", fail)
         facts = self._facts(capsys)
         assert set(facts["errors"]) == {"driver", "starts_with_torch", "devices", "host_available"}
         assert (facts["devices"], facts["link"], facts["host_available"]) == ([], None, None)

@@ -7,21 +7,12 @@ import torch
 from torch_uvm import _C
 from torch_uvm._residency.limits import get_host_limit
 from torch_uvm._util.arguments import Device, exact_keywords, resolve_device
-from torch_uvm._util.runtime import check_runtime
-
-#: What a host says that does not report its available memory.
-_UNKNOWN_BYTES = 2**64 - 1
+from torch_uvm._util.runtime import check_runtime, known_bytes
 
 
 def _least(*counts: int | None) -> int | None:
     known = [max(count, 0) for count in counts if count is not None]
     return min(known) if known else None
-
-
-def _available(properties: dict[str, int]) -> int | None:
-    """Bytes that the host has available, as the runtime counts them; None if it does not say."""
-    count = properties["free_memory"] if properties["one_memory"] else _C.host_memory_available()
-    return None if count >= _UNKNOWN_BYTES else count
 
 
 @exact_keywords
@@ -75,7 +66,8 @@ def mem_get_info(device: Device | None = None) -> tuple[int, int]:
     cached = everywhere["reserved_bytes.all.current"] - allocated
     limit = _C.get_limit()
     left = None if limit is None else limit - _C.managed_bytes()
-    available = _available(properties)
+    one_memory = properties["one_memory"]
+    available = known_bytes(properties["free_memory"] if one_memory else _C.host_memory_available())
     budget = _C.budget_of(meant.index)
     if budget is None:
         new = _least(left, available)

@@ -86,9 +86,8 @@ def estimate_memory(
     """
     from torch_uvm._tools.access_traces import read_trace
     from torch_uvm._tools.card_files import load_card
-    from torch_uvm._tools.deferred_traces import deferred
     from torch_uvm._tools.dry_runs import dry_fork
-    from torch_uvm._tools.plans import Loop, make_plan
+    from torch_uvm._tools.plans import loops_of, make_plan
 
     of = load_card(card)
     asked = None if budgets is None else [byte_count(it, "budgets") for it in budgets]
@@ -106,9 +105,7 @@ def estimate_memory(
             )
 
         found = dry_fork(run, folder=folder)
-        trace = read_trace(found.trace)
-        later = deferred(trace)
-        loops = [Loop(it, of, on_gpu=False) for it in (trace, later) if it is not None]
+        loops = loops_of(read_trace(found.trace), of, on_gpu=False)
     plan = make_plan(loops, asked, peak_bytes=found.peak_bytes)
     return MemoryEstimate(
         of.name,

@@ -7,13 +7,12 @@ what follows from them is computed. Other tensors have none: their memory is nev
 
 from __future__ import annotations
 
-import os
-import sys
 from collections import Counter
-from types import FrameType
 
 import torch
 from torch import Tensor
+
+from torch_uvm._util.frames import place_here
 
 #: Bytes of the largest storage with values.
 SMALL = 64 << 10
@@ -21,9 +20,6 @@ SMALL = 64 << 10
 SMALL_INTEGERS = 16 << 20
 #: Bytes beyond which memory of the host that a factory makes has no values.
 LARGE_ON_HOST = 1 << 20
-
-_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 
 _STATE = "_torch_uvm_dry"  # an attribute of storages: which kind of no values they have
 _NOMINAL = "nominal"
@@ -87,14 +83,3 @@ class StandIns:
         if self.values.setdefault(key, str(value)) != str(value):
             self.values[key] = "various"
         return key
-
-
-def place_here() -> str:
-    """The innermost line outside torch and this package, as file:line; "" in a backward pass."""
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if not file.startswith((_OURS, _TORCH, "<frozen ", "<eval_with_key>")):
-            return f"{file}:{frame.f_lineno}"
-        frame = frame.f_back
-    return ""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from torch_uvm._tools.access_traces import Trace
 from torch_uvm._tools.cards import Card
+from torch_uvm._tools.deferred_traces import deferred
 from torch_uvm._tools.held_traces import device_times
 from torch_uvm._tools.replaced_storages import freed_before_replaced
 from torch_uvm._tools.schedules import Schedule, schedule_of
@@ -136,6 +138,19 @@ class Loop:
         moved = (schedule.bytes_of("fetch"), schedule.bytes_of("write_back"), schedule.bytes_in_place())
         into, out, in_place = (each // schedule.steps for each in moved)
         return Point(budget, max(step_ms, self.in_core_ms), None, optimizer, into, out, in_place)
+
+
+def loops_of(trace: Trace, card: Card, on_gpu: bool = True) -> list[Loop]:
+    """The loop with updates in place, and the one with deferred updates, as far as it is known.
+
+    Raises:
+        ValueError: as `Loop`.
+    """
+    loops = [Loop(trace, card, on_gpu)]
+    if (later := deferred(trace)) is not None:
+        with contextlib.suppress(ValueError):  # derived from a loop that is less regular than it seemed
+            loops.append(Loop(later, card, on_gpu))
+    return loops
 
 
 def faster(points: Sequence[Point]) -> Point:

@@ -69,3 +69,8 @@ def check_runtime(what: str, now: bool = False) -> None:
         if now:
             torch.cuda.init()
         expect_cuda()
+
+
+def known_bytes(count: int) -> int | None:
+    """Available bytes as the extension counts them; None if the host does not say."""
+    return None if count == 2**64 - 1 else count

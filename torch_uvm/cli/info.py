@@ -22,13 +22,11 @@ from torch_uvm import _C
 from torch_uvm._patches import replace
 from torch_uvm._util.arguments import accelerator
 from torch_uvm._util.escaping import printable
+from torch_uvm._util.runtime import known_bytes
 from torch_uvm.cli import machine
 from torch_uvm.cli.shortfalls import shortfalls
 
 SUMMARY = "what is here and what is off: versions, devices, the link, options"
-
-#: The value for a host that does not report its available memory.
-_UNKNOWN_BYTES = 2**64 - 1
 
 
 def _devices() -> list[dict[str, Any]]:
@@ -44,11 +42,6 @@ def _devices() -> list[dict[str, Any]]:
         }
         for index in range(torch.accelerator.device_count())
     ]
-
-
-def _host_available() -> int | None:
-    available = _C.host_memory_available()
-    return None if available >= _UNKNOWN_BYTES else available
 
 
 def collect() -> dict[str, Any]:
@@ -88,7 +81,7 @@ def collect() -> dict[str, Any]:
         "host_limit": torch_uvm.memory.get_host_limit(),
         "replaced": sorted(name for name, there in replace.there.items() if there),
         "not_there": sorted(name for name, there in replace.there.items() if not there),
-        "host_available": attempt("host_available", _host_available),
+        "host_available": attempt("host_available", lambda: known_bytes(_C.host_memory_available())),
         "options": _C.describe_options(),
     }
     if facts["devices"]:

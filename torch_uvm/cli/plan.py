@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import re
 import sys
@@ -17,9 +16,8 @@ from torch_uvm import _C
 from torch_uvm._tools.access_traces import Trace, read_trace
 from torch_uvm._tools.card_files import card_names, load_card
 from torch_uvm._tools.cards import Card
-from torch_uvm._tools.deferred_traces import deferred
 from torch_uvm._tools.dry_runs import DryRun, DryRunError, dry_run
-from torch_uvm._tools.plans import Loop, make_plan, room_of
+from torch_uvm._tools.plans import Loop, loops_of, make_plan, room_of
 from torch_uvm._tools.shared_links import link_rates
 from torch_uvm._util.escaping import excerpt, printable
 from torch_uvm._util.files import output_argument
@@ -143,19 +141,6 @@ def _read(path: Path) -> Trace:
     return trace
 
 
-def _loops(trace: Trace, what: str, card: Card, on_gpu: bool) -> list[Loop]:
-    """The loop with updates in place, and the one with deferred updates, as far as it is known."""
-    later = deferred(trace)
-    try:
-        loops = [Loop(trace, card, on_gpu=on_gpu)]
-    except ValueError as error:
-        raise _Wrong(f"{printable(what)}: {error}") from None
-    if later is not None:
-        with contextlib.suppress(ValueError):  # derived from a loop that is less regular than it seemed
-            loops.append(Loop(later, card, on_gpu=on_gpu))
-    return loops
-
-
 def _bound(loop: Loop) -> Callable[[Trace, int], float] | None:
     """The lower bound of a step; None: scipy is not installed."""
     try:
@@ -212,14 +197,16 @@ def _from_script(
                     f"the script ended after {1 + found.steps} steps of its optimizer; a plan needs "
                     f"{1 + _FEWEST}. Let it run longer, for example with more data or epochs"
                 )
+            traces = [read_trace(it) for it in found.traces]
+            if not traces[0].operators:
+                raise _Wrong(f"{of}: no operator uses a storage on the device of 256 KiB or more")
             try:
                 loops = [
-                    _loops(read_trace(trace), of, card, on_gpu=False)
-                    for trace, card in zip(found.traces, cards, strict=True)
+                    loops_of(trace, card, on_gpu=False) for trace, card in zip(traces, cards, strict=True)
                 ]
                 break
-            except _Wrong as error:
-                differs = str(error)
+            except ValueError as error:
+                differs = f"{of}: {error}"
         else:
             raise _Failed(
                 f"{differs}. {steps} steps were run. If shapes take turns, more steps help: "
@@ -270,7 +257,10 @@ def _records(arguments: argparse.Namespace, words: list[str]) -> list[dict[str, 
     card = load_card(arguments.card)
     if arguments.trace is None:
         return _from_script(arguments, words, [card], budgets)
-    loops = _loops(_read(arguments.trace), str(arguments.trace), card, on_gpu=True)
+    try:
+        loops = loops_of(_read(arguments.trace), card)
+    except ValueError as error:
+        raise _Wrong(f"{arguments.trace}: {error}") from None
     return [_planned(loops, budgets, str(arguments.trace))]
 
 

@@ -30,6 +30,7 @@ from torch.optim.optimizer import (
 from torch_uvm import _C
 from torch_uvm._residency.limits import get_host_limit
 from torch_uvm._util.escaping import printable
+from torch_uvm._util.frames import place_of
 from torch_uvm._util.version import VERSION
 from torch_uvm.report import allocation_sites
 from torch_uvm.report.facts import Facts
@@ -95,7 +96,7 @@ class Recording:
             status = error.code if isinstance(error.code, int) or error.code is None else 1
             self.ended = f"ended with exit status {status or 0}"
             return
-        place = allocation_sites.place_of(error.__traceback__)
+        place = place_of(error.__traceback__)
         self.ended = f"ended by {type(error).__name__}" + (f" at {place}" if place else "")
         if isinstance(error, torch.OutOfMemoryError):
             self.ended += f": {str(error).splitlines()[0] if str(error) else ''}"

@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 import linecache
-import os
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
-import torch
-
 from torch_uvm import _C
-
-_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_TORCH = os.path.dirname(os.path.abspath(torch.__file__))
-#: Files whose frames are skipped: a site is the innermost frame outside them.
-LOOKED_PAST = [_OURS + os.sep, _TORCH + os.sep, "<frozen ", "<eval_with_key>"]
+from torch_uvm._util.frames import LOOKED_PAST
 
 
 @dataclass(frozen=True)
@@ -57,23 +49,12 @@ class Storages:
 
 def start() -> None:
     """Starts to count, from 0."""
-    _C.start_counting_allocation_sites(LOOKED_PAST)
+    _C.start_counting_allocation_sites(list(LOOKED_PAST))
 
 
 def stop() -> None:
     """Stops to count. The figures stay."""
     _C.stop_counting_allocation_sites()
-
-
-def place_of(traceback: TracebackType | None) -> str:
-    """The innermost line of the script in a traceback, as file:line; empty if there is none."""
-    place = ""
-    while traceback is not None:
-        file = traceback.tb_frame.f_code.co_filename
-        if not file.startswith(tuple(LOOKED_PAST)):
-            place = f"{file}:{traceback.tb_lineno}"
-        traceback = traceback.tb_next
-    return place
 
 
 def storages() -> list[Storages]:
