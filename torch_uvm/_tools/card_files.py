@@ -66,14 +66,13 @@ def _card(record: object) -> Card:
     _check_keys(record, (*_HEAD, *_FIGURES, "flops", "link", "efficiency"), "a card")
     if not isinstance(record["name"], str) or not record["name"]:
         raise ValueError(f"name is {excerpt(record['name'])}; expected text")
-    sources: dict[str, str] = {}
-    figures = {key: _figure(record[key], key, sources) for key in _FIGURES}
-    flops = _table(record["flops"], "flops", DTYPES, sources)
+    figures = {key: _figure(record[key], key) for key in _FIGURES}
+    flops = _table(record["flops"], "flops", DTYPES)
     if "float32" not in flops:
         raise ValueError("flops lacks float32, which stands for the dtypes that are missing")
-    link = _table(record["link"], "link", _LINK, sources)
+    link = _table(record["link"], "link", _LINK)
     _check_keys(link, _LINK, "link")
-    efficiency = _table(record.get("efficiency", {}), "efficiency", EFFICIENCIES, sources)
+    efficiency = _table(record.get("efficiency", {}), "efficiency", EFFICIENCIES)
     for key, value in efficiency.items():
         if value > 1:
             raise ValueError(f"efficiency.{key} is {value:g}; expected a part of the rate, at most 1")
@@ -88,7 +87,6 @@ def _card(record: object) -> Card:
         out=link["out"],
         in_place=link["in_place"],
         efficiency=efficiency,
-        sources=sources,
         both=link.get("both"),
         in_place_written=link.get("in_place_written"),
     )
@@ -104,7 +102,7 @@ def _check_keys(record: Mapping[str, Any], accepted: tuple[str, ...], what: str)
         raise ValueError(f"{what} lacks {', '.join(missing)}")
 
 
-def _table(record: object, what: str, accepted: tuple[str, ...], sources: dict[str, str]) -> dict[str, float]:
+def _table(record: object, what: str, accepted: tuple[str, ...]) -> dict[str, float]:
     if not isinstance(record, dict):
         raise ValueError(f"{what} is {excerpt(record)}; expected an object of {', '.join(accepted)}")
     for key in record:
@@ -112,15 +110,14 @@ def _table(record: object, what: str, accepted: tuple[str, ...], sources: dict[s
             raise ValueError(
                 f"{what} has no {excerpt(key)}{did_you_mean(key, accepted)}; accepted: {', '.join(accepted)}"
             )
-    return {key: _figure(value, f"{what}.{key}", sources) for key, value in record.items()}
+    return {key: _figure(value, f"{what}.{key}") for key, value in record.items()}
 
 
-def _figure(value: object, what: str, sources: dict[str, str]) -> float:
+def _figure(value: object, what: str) -> float:
     """A number, or ``{"value": number, "source": text}``."""
     if isinstance(value, dict):
         if value.keys() != {"value", "source"} or not isinstance(value["source"], str):
             raise ValueError(f'{what} is {excerpt(value)}; expected {{"value": ..., "source": "..."}}')
-        sources[what] = value["source"]
         value = value["value"]
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"{what} is {excerpt(value)}; expected a number")

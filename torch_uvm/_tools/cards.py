@@ -29,7 +29,6 @@ class Card:
             ``in_place``.
         efficiency: the part of a rate that is reached, by "matmul", "convolution", "attention", "memory";
             missing: 1.
-        sources: by field, where a figure comes from.
     """
 
     name: str
@@ -42,6 +41,5 @@ class Card:
     out: float
     in_place: float
     efficiency: Mapping[str, float] = field(default_factory=dict)
-    sources: Mapping[str, str] = field(default_factory=dict)
     both: float | None = None
     in_place_written: float | None = None
