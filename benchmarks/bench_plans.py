@@ -27,7 +27,7 @@ from torch_uvm._tools.lower_bound import bound
 from torch_uvm._tools.plans import Loop
 from torch_uvm._tools.predictions import predict
 from torch_uvm._tools.schedules import schedule_of
-from torch_uvm._tools.shared_links import predict_on
+from torch_uvm._tools.shared_links import link_rates, predict_on
 from torch_uvm.traces import read_trace
 
 FOLDER = Path(__file__).resolve().parent

@@ -51,6 +51,11 @@ class CardPrediction:
     device: Prediction
 
 
+def link_rates(card: Card) -> LinkRates:
+    """The rates of an idle link."""
+    return LinkRates(card.into, card.out, card.in_place, card.both)
+
+
 def predict_on(schedule: Schedule, card: Card, host_ms: float = 0.0) -> CardPrediction:
     """The time of an iteration on a card, in the steady state.
 
