@@ -216,14 +216,14 @@ class TestUsage:
     @pytest.mark.parametrize(
         ("argv", "named"),
         [
-            (["rnu"], ["'rnu'", "did you mean run?", "info, run, plan, plot"]),
+            (["rnu"], ["'rnu'", "did you mean run?", "info, run, plan, tools"]),
             (["run", "--buget", "4GiB", "script.py"], ["'--buget'", "did you mean --budget?", "--limit"]),
             (["run", "--hostlimit=4GiB", "script.py"], ["'--hostlimit'", "did you mean --host-limit?"]),
             (["run", "--budget", "20G", "script.py"], ["20G", "did you mean 20GiB?"]),
             (["run", "--budget", "0.8", "script.py"], ["0.8", "did you mean 80%?"]),
             (["run", "--budget", "-5GiB", "script.py"], ["-5GiB", "it is negative"]),
             (["run", "--conf", "budget:20G", "script.py"], ["20G", "did you mean 20GiB?"]),
-            (["plot", __file__, "-o", "picture.png"], ["line 1", "not a trace", "record_accesses"]),
+            (["tools", "plot", __file__, "-o", "picture.png"], ["line 1", "not a trace", "record_accesses"]),
             (["info", "--jsno"], ["--jsno"]),
             (["run"], ["SCRIPT", "-m MODULE"]),
             (["run", "--lmit", "4GiB", "script.py"], ["--lmit", "--limit"]),
@@ -253,7 +253,7 @@ class TestUsage:
     def test_without_a_command_it_lists_them(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert _main() == 2
         listed = capsys.readouterr().err
-        assert all(f"  {name} " in listed for name in ("info", "run", "plot"))
+        assert all(f"  {name} " in listed for name in ("info", "run", "plan", "tools"))
 
     @pytest.mark.parametrize("argv", [["--help"], ["info", "--help"], ["run", "--help"]], ids=" ".join)
     def test_help(self, capsys: pytest.CaptureFixture[str], argv: list[str]) -> None:

@@ -43,7 +43,7 @@ WRONG_COMMANDS = [
     "python -m torch_uvm info --yaml",
     "python -m torch_uvm run --budgets 1GiB train.py",
     "python -m torch_uvm run --budget lots train.py",
-    "python -m torch_uvm plot",
+    "python -m torch_uvm tools plot",
     "torchrun --nproc-per-node 2 -m torch_uvm run --limits 1GiB train.py",
     "no-such-program-anywhere",
     "python -m torch_uvm run --budget 1GiB train.py --its --own",

@@ -39,7 +39,7 @@ def small(tmp_path: Path) -> Path:
 
 
 def _main(*argv: object) -> int:
-    return cli.main(["replay", *map(str, argv)])
+    return cli.main(["tools", "replay", *map(str, argv)])
 
 
 class TestFigures:
@@ -206,7 +206,17 @@ class TestCommand:
         assert "none.csv" in capsys.readouterr().err
 
     def test_from_the_shell(self, small: Path, spawn: Spawn) -> None:
-        command = ["-m", "torch_uvm", "replay", str(small), "--allocator", "caching", "--repeat", "1"]
+        command = [
+            "-m",
+            "torch_uvm",
+            "tools",
+            "replay",
+            str(small),
+            "--allocator",
+            "caching",
+            "--repeat",
+            "1",
+        ]
         done = spawn(args=command, env=EMU)  # a CUDA build without a GPU says so unless it is told
         assert "caching" in done.stdout and done.stderr == ""
 

@@ -183,7 +183,7 @@ class TestPlot:
 
     def test_page(self, tmp_path: Path) -> None:
         page = tmp_path / "page.html"
-        assert cli.main(["plot", str(_write(tmp_path / "trace", RECORDS)), "-o", str(page)]) == 0
+        assert cli.main(["tools", "plot", str(_write(tmp_path / "trace", RECORDS)), "-o", str(page)]) == 0
         said = page.read_text()
         assert said.count("<svg") == 2 and "device 0, 2 operators, 4 transfers" in said
         assert "budget, 1.00 GiB" in said and "<script" not in said
@@ -207,5 +207,5 @@ class TestPlot:
     ) -> None:
         path = _write(tmp_path / "trace", records)
         with pytest.raises(SystemExit) as caught:
-            cli.main(["plot", str(path), "-o", str(tmp_path / "page.html"), *argv])
+            cli.main(["tools", "plot", str(path), "-o", str(tmp_path / "page.html"), *argv])
         assert caught.value.code == 2 and named in capsys.readouterr().err

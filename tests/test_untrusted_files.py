@@ -96,7 +96,17 @@ class TestReports:
     def test_a_replay_escapes_names(self, spawn: Spawn, tmp_path: Path) -> None:
         log = tmp_path / EVIL
         log.write_bytes(a_log())
-        arguments = ["-m", "torch_uvm", "replay", str(log), "--allocator", "caching", "--repeat", "1"]
+        arguments = [
+            "-m",
+            "torch_uvm",
+            "tools",
+            "replay",
+            str(log),
+            "--allocator",
+            "caching",
+            "--repeat",
+            "1",
+        ]
         done = spawn(args=arguments, env={"TORCH_UVM_DEVICE": "emu"})
         assert all(line.isprintable() for line in done.stdout.splitlines())
         assert printable(EVIL) in done.stdout

@@ -45,7 +45,7 @@ def record_accesses(path: str | os.PathLike[str]) -> AccessRecording:
 
     Args:
         path: a new file, or one to overwrite. The format is JSON lines (docs/annex.md);
-            `python -m torch_uvm plot trace` and `torch_uvm.traces.read_trace` read it.
+            `python -m torch_uvm tools plot trace` and `torch_uvm.traces.read_trace` read it.
 
     Raises:
         TypeError: `path` is neither a string nor a path.

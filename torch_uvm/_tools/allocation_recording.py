@@ -45,7 +45,7 @@ def record_allocations(path: str | os.PathLike[str]) -> AllocationRecording:
 
     Args:
         path: a new file, or one to overwrite. The format is CSV with the columns of RMM's logs,
-            `Thread,Time,Action,Pointer,Size,Stream` (docs/annex.md). `python -m torch_uvm replay`,
+            `Thread,Time,Action,Pointer,Size,Stream` (docs/annex.md). `python -m torch_uvm tools replay`,
             `torch_uvm.allocation_logs.read_log` and RMM's own replay read it.
 
     Raises:

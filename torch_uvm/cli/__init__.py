@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from torch_uvm import report
@@ -18,27 +18,42 @@ class _Command(Protocol):
     def main(self, argv: Sequence[str]) -> int: ...
 
 
-_COMMANDS: dict[str, _Command] = {
-    "info": info,
-    "run": run,
-    "plan": plan,
-    "plot": plot,
-    "replay": replay,
-}
+_TOOLS: dict[str, _Command] = {"plot": plot, "replay": replay}
 
 
-def _parser() -> argparse.ArgumentParser:
-    commands = "\n".join(f"  {name:<10}{module.SUMMARY}" for name, module in _COMMANDS.items())
+class _Tools:
+    SUMMARY = "draw or repeat recordings"
+
+    def main(self, argv: Sequence[str]) -> int:
+        return _dispatch(argv, "python -m torch_uvm tools", _TOOLS)
+
+
+_COMMANDS: dict[str, _Command] = {"info": info, "run": run, "plan": plan, "tools": _Tools()}
+
+
+def _dispatch(argv: Sequence[str], program: str, commands: Mapping[str, _Command]) -> int:
+    listed = "\n".join(f"  {name:<10}{command.SUMMARY}" for name, command in commands.items())
     parser = argparse.ArgumentParser(
-        prog="python -m torch_uvm",
-        usage="python -m torch_uvm COMMAND ...",
-        description=f"commands:\n{commands}",
-        epilog="python -m torch_uvm COMMAND --help says more",
+        prog=program,
+        usage=f"{program} COMMAND ...",
+        description=f"commands:\n{listed}",
+        epilog=f"{program} COMMAND --help says more",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("command", help=argparse.SUPPRESS)
-    return parser
+    if not argv:
+        parser.print_help(sys.stderr)
+        return 2
+    # Only the first word is parsed here: the rest belongs to the command, or to the script that it runs.
+    name = parser.parse_args(argv[:1]).command
+    if name not in commands:
+        hint = did_you_mean(name, commands)
+        parser.error(f"unknown command {name!r}{hint}; accepted: {', '.join(commands)}")
+    recording = report.current()
+    if name != "run" and recording is not None:
+        recording.finish(write=False)  # a report in the environment is for scripts, not for commands
+    return commands[name].main(argv[1:])
 
 
 def main(argv: Sequence[str]) -> int:
@@ -47,16 +62,7 @@ def main(argv: Sequence[str]) -> int:
     Returns:
         the exit status; a usage error exits with 2, as argparse does.
     """
-    parser = _parser()
-    if not argv:
-        parser.print_help(sys.stderr)
-        return 2
-    # Only the first word is parsed here: the rest belongs to the command, or to the script that it runs.
-    name = parser.parse_args(argv[:1]).command
-    if name not in _COMMANDS:
-        hint = did_you_mean(name, _COMMANDS)
-        parser.error(f"unknown command {name!r}{hint}; accepted: {', '.join(_COMMANDS)}")
-    recording = report.current()
-    if name != "run" and recording is not None:
-        recording.finish(write=False)  # a report in the environment is for scripts, not for commands
-    return _COMMANDS[name].main(argv[1:])
+    if argv and argv[0] in _TOOLS:  # its name in version 0.1
+        print(f"python -m torch_uvm {argv[0]} is now python -m torch_uvm tools {argv[0]}", file=sys.stderr)
+        argv = ["tools", *argv]
+    return _dispatch(argv, "python -m torch_uvm", _COMMANDS)

@@ -1,4 +1,4 @@
-"""`python -m torch_uvm plot`: memory and link over the time of a trace, drawn as in a report."""
+"""`python -m torch_uvm tools plot`: memory and link over the time of a trace, drawn as in a report."""
 
 from __future__ import annotations
 
@@ -69,7 +69,9 @@ def _page(path: Path, device: int) -> str:
 
 def main(argv: Sequence[str]) -> int:
     """Reads a trace, and writes a page with its pictures."""
-    parser = argparse.ArgumentParser(prog="python -m torch_uvm plot", description=SUMMARY, allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        prog="python -m torch_uvm tools plot", description=SUMMARY, allow_abbrev=False
+    )
     parser.add_argument("trace", metavar="TRACE", type=Path, help="of torch_uvm.tools.record_accesses")
     parser.add_argument(
         "-o", "--output", metavar="PAGE", type=output_argument, required=True, help="such as step.html"

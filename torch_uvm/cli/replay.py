@@ -1,4 +1,4 @@
-"""`python -m torch_uvm replay`: the allocations of a log, on several allocators side by side."""
+"""`python -m torch_uvm tools replay`: the allocations of a log, on several allocators side by side."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _HEADS = "allocator|ns/call|in the last|ms in all|reserved|waste|at peak|allocs|
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m torch_uvm replay",
+        prog="python -m torch_uvm tools replay",
         description="Replays a log of record_allocations, or RMM's, in its order on one thread. "
         "Prints the cost on each allocator: time, memory, calls of the runtime.",
         allow_abbrev=False,
