@@ -1,5 +1,5 @@
-// The CUDA backend. The CUDA layer is compiled only with a CUDA build of torch and a CUDA toolkit: test
-// TORCH_UVM_WITH_CUDA before including any of its headers.
+// The CUDA backend. The CUDA layer is compiled only with a CUDA build of torch:
+// test TORCH_UVM_WITH_CUDA before including any of its headers.
 #pragma once
 
 #include <string>
