@@ -16,16 +16,16 @@
 namespace torch_uvm {
 namespace {
 
-/// The pages that one call advises, and the blocks that have them.
+/// The pages that one call advises, also grouped by block.
 struct Target {
   ManagedRuntime& runtime;
   Ranges pages;
-  std::vector<std::pair<Block*, bool>> blocks; ///< whether the pages are all whole ones of the block
+  std::vector<std::pair<Block*, Ranges>> by_block;
 
   /// Recorded before the runtime is called: if the runtime fails half-way, freeing the block still undoes the advice.
   void set(Statement statement) const {
-    for (const auto& [block, whole] : blocks) {
-      AdviceRegistry::get().set(block, statement);
+    for (const auto& [block, pages_of_block] : by_block) {
+      AdviceRegistry::get().set(block, statement, pages_of_block);
     }
     call(statement.first, statement.second);
   }
@@ -35,13 +35,10 @@ struct Target {
     strike(statement);
   }
 
-  /// Removes the advice from the record only. The record of a block of which other pages may still have it stays: what
-  /// it undoes too much is harmless.
+  /// Removes the advice from the record only.
   void strike(Statement statement) const {
-    for (const auto& [block, whole] : blocks) {
-      if (whole) {
-        AdviceRegistry::get().unset(block, statement);
-      }
+    for (const auto& [block, pages_of_block] : by_block) {
+      AdviceRegistry::get().unset(block, statement, pages_of_block);
     }
   }
 
@@ -54,7 +51,7 @@ struct Target {
   /// The recorded locations of one kind of advice on these blocks.
   std::vector<Location> locations(Advice set) const {
     std::vector<Location> found;
-    for (const auto& [block, whole] : blocks) {
+    for (const auto& [block, pages_of_block] : by_block) {
       for (const auto& [advice, location] : AdviceRegistry::get().statements(block)) {
         if (advice == set && std::ranges::find(found, location) == found.end()) {
           found.push_back(location);
@@ -73,10 +70,9 @@ Target target_of(const std::vector<at::Tensor>& tensors) {
   const CachingManagedAllocator& allocator = Context::get().managed_allocator();
   for (const Owned& one : owned) {
     const auto begin = reinterpret_cast<std::uintptr_t>(allocator.data(one.block));
-    const Range all{begin, begin + allocator.bytes(one.block)};
-    if (!within(target.pages, rounded_outwards(all, page)).empty()) {
-      const Range inside = rounded_inwards(all, page);
-      target.blocks.emplace_back(one.block, inside.bytes() == 0 || within(target.pages, inside) == Ranges{inside});
+    const Range around = rounded_outwards({begin, begin + allocator.bytes(one.block)}, page);
+    if (Ranges pages = within(target.pages, around); !pages.empty()) {
+      target.by_block.emplace_back(one.block, std::move(pages));
     }
   }
   return target;

@@ -1,8 +1,6 @@
 #include "tensor/storage/advice_registry.h"
 
 #include "tensor/process/context.h"
-#include "tensor/process/machine.h"
-#include "tensor/storage/ranges.h"
 
 namespace torch_uvm {
 
@@ -22,22 +20,40 @@ AdviceRegistry& AdviceRegistry::get() {
   return *book;
 }
 
-void AdviceRegistry::set(Block* block, Statement statement) {
+void AdviceRegistry::set(Block* block, Statement statement, const Ranges& pages) {
   std::lock_guard lock(mutex_);
-  entry(block).advised.insert(statement);
+  unite(entry(block).advised[statement], pages);
 }
 
-void AdviceRegistry::unset(Block* block, Statement statement) {
+void AdviceRegistry::unset(Block* block, Statement statement, const Ranges& pages) {
   std::lock_guard lock(mutex_);
-  if (const auto found = entries_.find(block); found != entries_.end()) {
-    found->second.advised.erase(statement);
+  const auto found = entries_.find(block);
+  if (found == entries_.end()) {
+    return;
+  }
+  const auto advised = found->second.advised.find(statement);
+  if (advised == found->second.advised.end()) {
+    return;
+  }
+  advised->second = difference(advised->second, pages);
+  if (advised->second.empty()) {
+    found->second.advised.erase(advised);
+  }
+  if (found->second.advised.empty() && !found->second.prefetched) {
+    entries_.erase(found);
+    count_.fetch_sub(1, std::memory_order_relaxed);
   }
 }
 
-std::set<Statement> AdviceRegistry::statements(Block* block) const {
+std::vector<Statement> AdviceRegistry::statements(Block* block) const {
   std::lock_guard lock(mutex_);
-  const auto found = entries_.find(block);
-  return found == entries_.end() ? std::set<Statement>() : found->second.advised;
+  std::vector<Statement> made;
+  if (const auto found = entries_.find(block); found != entries_.end()) {
+    for (const auto& [statement, pages] : found->second.advised) {
+      made.push_back(statement);
+    }
+  }
+  return made;
 }
 
 void AdviceRegistry::note_prefetch(Block* block) {
@@ -89,12 +105,12 @@ void forget_hints(Block* block) noexcept {
     return;
   }
   try {
+    // A named variable: a range-for over a temporary's member would dangle.
     const AdviceRegistry::Entry entry = AdviceRegistry::get().take(block);
-    const CachingManagedAllocator& allocator = Context::get().managed_allocator();
-    const auto begin = reinterpret_cast<std::uintptr_t>(allocator.data(block));
-    const Range pages = rounded_outwards({begin, begin + allocator.bytes(block)}, Machine::get().page_bytes);
-    for (const auto& [advice, location] : entry.advised) {
-      Context::get().runtime().advise(pages.data(), pages.bytes(), undoing(advice), location);
+    for (const auto& [statement, pages] : entry.advised) {
+      for (const Range& range : pages) {
+        Context::get().runtime().advise(range.data(), range.bytes(), undoing(statement.first), statement.second);
+      }
     }
   } catch (...) {
     // Advice that stays on the pages can only cost speed.

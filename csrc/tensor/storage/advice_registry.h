@@ -1,19 +1,21 @@
 // Registry of the memory advice on each block, and of blocks that were prefetched.
 //
 // The runtime attaches advice to pages, and a freed block's pages are reused for other tensors. So advice is recorded
-// by block, and undone on all pages of the block before it is freed. A page that two blocks share (because they were
-// advised together) loses its advice when the first of them is freed.
+// by block, and undone before the block is freed. A page that two blocks share (because they were advised together)
+// loses its advice when the first of them is freed.
 //
 // The registry's mutex is a leaf: neither the runtime nor an allocator is called with it held.
 #pragma once
 
 #include <atomic>
+#include <map>
 #include <mutex>
-#include <set>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "allocator/caching/caching_managed_allocator.h"
+#include "tensor/storage/ranges.h"
 
 namespace torch_uvm {
 
@@ -27,10 +29,10 @@ class AdviceRegistry {
  public:
   static AdviceRegistry& get();
 
-  /// Records that pages of a block were given advice, or that it was undone on all of them.
-  void set(Block* block, Statement statement);
-  void unset(Block* block, Statement statement);
-  std::set<Statement> statements(Block* block) const;
+  /// Records that pages of a block were given advice, or that the advice was undone.
+  void set(Block* block, Statement statement, const Ranges& pages);
+  void unset(Block* block, Statement statement, const Ranges& pages);
+  std::vector<Statement> statements(Block* block) const;
 
   void note_prefetch(Block* block);
   bool has_prefetch(Block* block) const;
@@ -42,7 +44,7 @@ class AdviceRegistry {
   }
 
   struct Entry {
-    std::set<Statement> advised;
+    std::map<Statement, Ranges> advised; ///< pages, including those shared with another block
     bool prefetched = false;
   };
   /// Removes and returns a block's entry.
