@@ -124,6 +124,20 @@ class TestTheEntryPoint:
         assert self.graphs_of(layers, x, "64MiB") == 1
         assert 3 <= self.graphs_of(layers, x, "10MiB") <= 6
 
+    def test_what_is_not_dynamos_is_whole(self) -> None:
+        layers = nn.Sequential(*(nn.Linear(256, 256) for _ in range(8))).to(DEVICE)
+        graph = torch.fx.symbolic_trace(layers)
+        assert graph_pieces.most_bytes(graph, [torch.randn(4, 256).to(DEVICE)]) is None
+
+    def test_views_count_as_their_storage(self) -> None:
+        def product(x: torch.Tensor) -> torch.Tensor:
+            for _ in range(8):  # each step makes 4 MiB, and uses a row of them
+                x = (x * 2)[0].expand(1024, 1024)
+            return x
+
+        x = torch.ones(1024, 1024).to(DEVICE)
+        assert self.graphs_of(product, [x], "50MiB") >= 4
+
     def test_a_foreach_optimizer_is_whole(self) -> None:
         def update(*tensors: torch.Tensor) -> None:
             torch._foreach_mul_(tensors, 0.5)

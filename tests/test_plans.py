@@ -47,6 +47,15 @@ class TestServing:
         assert report["hits"] == 2 * report["requests"] and report["misses"] == 0
         assert report["planned_bytes"] < 2 * 1536  # consecutive tensors share bytes
 
+    def test_after_an_iteration_of_what_outlives_it(self, plan: AllocationPlan) -> None:
+        kept = []
+        with plan:
+            kept.append(torch.ones(100, device="emu"))
+        iterate(plan, 100, 200)
+        misses = plan.report()["misses"]
+        iterate(plan, 100, 200)
+        assert plan.report()["misses"] == misses and plan.report()["planned_bytes"] > 0
+
     def test_the_layout_of_a_model_is_near_its_peak(self, plan: AllocationPlan) -> None:
         model = nn.Sequential(*[layer for _ in range(6) for layer in (nn.Linear(256, 256), nn.ReLU())]).to(
             "emu"

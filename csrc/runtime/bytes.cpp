@@ -101,7 +101,7 @@ std::size_t parse_bytes(std::string_view text) {
                                        : "it does not begin with a digit");
   }
   long double count = 0; // has at least the 64 bits of a size
-  const char* const end = std::from_chars(rest.data(), rest.data() + rest.size(), count, std::chars_format::fixed).ptr;
+  const auto [end, error] = std::from_chars(rest.data(), rest.data() + rest.size(), count, std::chars_format::fixed);
   const std::string_view figure = rest.substr(0, static_cast<std::size_t>(end - rest.data()));
   if (figure.back() == '.') {
     refuse(text, "there is no digit after the point");
@@ -118,10 +118,11 @@ std::size_t parse_bytes(std::string_view text) {
     refuse(text, "the unit is not known" + (meant.empty() ? "" : "; did you mean " + meant + "?"));
   }
   count *= static_cast<long double>(unit->bytes);
-  if (!(count <= static_cast<long double>(std::numeric_limits<std::size_t>::max()))) {
+  if (error != std::errc() || !(count <= static_cast<long double>(std::numeric_limits<std::size_t>::max()))) {
     refuse(text, "it is too large");
   }
-  if (constexpr long double kRounding = 1e-6L; std::abs(count - std::round(count)) > kRounding) {
+  constexpr long double kRounding = 4 * std::numeric_limits<long double>::epsilon(); // of the digits and the product
+  if (std::abs(count - std::round(count)) > kRounding * count) {
     refuse(text, "it has a fraction of a byte");
   }
   return static_cast<std::size_t>(std::round(count));

@@ -41,7 +41,9 @@ TEST(fractions_are_accepted_if_they_are_whole_bytes) {
   CHECK_EQ(parse_bytes("1.000B"), 1U);
   CHECK_EQ(parse_bytes("0.001KB"), 1U);
   CHECK_EQ(parse_bytes("1.1GB"), 1100000000U);
+  CHECK_EQ(parse_bytes("32.1TB"), 32100000000000U);
   CHECK_THROWS(InvalidArgument, parse_bytes("0.5B"));
+  CHECK_THROWS(InvalidArgument, parse_bytes("4096.0000001"));
   CHECK_THROWS(InvalidArgument, parse_bytes("1.3KiB"));
 }
 
@@ -50,6 +52,7 @@ TEST(the_largest_size_is_accepted_and_one_more_is_not) {
   CHECK_THROWS(InvalidArgument, parse_bytes("18446744073709551616"));
   CHECK_THROWS(InvalidArgument, parse_bytes("16777216TiB"));
   CHECK_THROWS(InvalidArgument, parse_bytes("99999999999999999999999999999999999999999999"));
+  CHECK_THROWS(InvalidArgument, parse_bytes(std::string(5000, '9')));
 }
 
 TEST(invalid_byte_counts_are_refused_with_their_text) {

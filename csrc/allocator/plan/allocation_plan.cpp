@@ -160,8 +160,9 @@ bool AllocationPlan::is_due() const {
   if (schedule_ == nullptr) {
     return !now_.record.empty();
   }
-  // Without its segment every request misses, and a new plan would not help.
-  return schedule_->live > 0 || schedule_->shared || (now_.misses > 0 && schedule_->segment);
+  // If the upstream refused its segment, every request misses, and a new plan would not help.
+  const bool refused = schedule_->bytes > 0 && !schedule_->segment;
+  return schedule_->live > 0 || schedule_->shared || (now_.misses > 0 && !refused);
 }
 
 // --- allocation -----------------------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ struct ReplayOptions {
   AllocatorOptions cache;
 };
 
-/// The names accepted by make_subject, as in `python -m torch_uvm replay --allocator`.
+/// The names accepted by make_subject, as in `python -m torch_uvm tools replay --allocator`.
 std::vector<std::string> replay_allocators();
 /// \throws InvalidArgument for an unknown name; what the allocator's constructor throws
 ReplaySubject make_subject(const std::string& name, ManagedRuntime& runtime, const ReplayOptions& options);

@@ -8,7 +8,8 @@
 //   operands where they are, because the enclosing kernel may hold their pointers.
 // - Views touch no bytes, and some wrapper tensors (functorch's, autograd's) have no storage. Such operators are
 //   skipped, and the operators that they call count as outermost.
-// - An operator writes the arguments that its schema declares mutable and those of unsaid_writes.h. A collective writes
+// - An operator writes the arguments that its schema declares mutable and those of observed_operators.h. A collective
+// writes
 //   all of its arguments.
 // - The callbacks do not throw: PyTorch would swallow the exception.
 #pragma once
