@@ -49,7 +49,7 @@ def _parse(arguments: Sequence[str]) -> NoReturn:
 
     def parse_args(self: argparse.ArgumentParser, *args: Any, **options: Any) -> argparse.Namespace:
         found = real(self, *args, **options)
-        if self.prog not in ("python -m torch_uvm", "python -m torch_uvm run"):
+        if self.prog not in (f"python -m torch_uvm{more}" for more in ("", " run", " tools")):
             raise Parsed
         return found
 
