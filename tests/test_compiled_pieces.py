@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -128,6 +129,14 @@ class TestTheEntryPoint:
         layers = nn.Sequential(*(nn.Linear(256, 256) for _ in range(8))).to(DEVICE)
         graph = torch.fx.symbolic_trace(layers)
         assert graph_pieces.most_bytes(graph, [torch.randn(4, 256).to(DEVICE)]) is None
+
+    def test_without_pytorchs_splitter_graphs_are_whole(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delattr(torch_uvm._patches, "graph_pieces")
+        monkeypatch.delitem(sys.modules, graph_pieces.__name__)
+        monkeypatch.setitem(sys.modules, "torch._dynamo.backends.distributed", None)
+        layers = nn.Sequential(*(nn.Linear(256, 256) for _ in range(8))).to(DEVICE)
+        with pytest.warns(UserWarning, match="cannot split graphs"):
+            assert self.graphs_of(layers, [torch.randn(4, 256).to(DEVICE)], "10MiB") == 1
 
     def test_views_count_as_their_storage(self) -> None:
         def product(x: torch.Tensor) -> torch.Tensor:

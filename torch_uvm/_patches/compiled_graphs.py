@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -85,13 +86,21 @@ def _in_pieces(plain: Callable[..., Any]) -> Callable[..., Any]:
             finally:
                 del compiling.a_piece
 
+        most = None
         if not hasattr(compiling, "a_piece") and isinstance(model_, torch.fx.GraphModule):
-            from torch_uvm._patches import graph_pieces
-
-            most = graph_pieces.most_bytes(model_, example_inputs_)
-            if most is not None:
-                return graph_pieces.compile_pieces(model_, example_inputs_, most, compile_piece)
-        return plain(model_, example_inputs_, *args, **kwargs)
+            try:
+                from torch_uvm._patches import graph_pieces
+            except ImportError as error:
+                warnings.warn(
+                    f"torch_uvm cannot split graphs of torch {torch.__version__}: {error}; a compiled graph "
+                    "takes all of its inputs at once, and may exceed the budget",
+                    stacklevel=2,
+                )
+            else:
+                most = graph_pieces.most_bytes(model_, example_inputs_)
+        if most is None:
+            return plain(model_, example_inputs_, *args, **kwargs)
+        return graph_pieces.compile_pieces(model_, example_inputs_, most, compile_piece)
 
     return compile_fx
 
