@@ -24,7 +24,8 @@ struct Settings {
   std::optional<std::size_t> staging; ///< bytes of a slot; nullopt: the engine's default for an H200
   Arithmetic arithmetic;
   double scale = 1; ///< factor on the duration of every operator
-  double host_us = 30; ///< host time of one operator, if the trace has no durations: they include it
+  double copy_us = 0; ///< host time of one copy between device and host
+  std::optional<double> host_us; ///< host time of one operator; nullopt: 30, or 0 if the trace's durations include it
   std::size_t ahead = 64; ///< operators by which the host may run ahead of the device
   bool find_races = false; ///< whether every access is checked (race_detector.h)
   std::size_t streams = 1; ///< of the program, which run operators in turn; each waits for the one before
@@ -32,6 +33,7 @@ struct Settings {
 
 struct Figures {
   std::int64_t fetched = 0, written_back = 0, in_place = 0, moved = 0; ///< bytes
+  std::int64_t transfers = 0; ///< fetches and write-backs
   std::int64_t over_budget = 0; ///< number of operators
   std::int64_t hits = 0, misses = 0;
   std::size_t peak = 0; ///< peak of reserved bytes
@@ -45,6 +47,7 @@ class Player {
     for (std::size_t more = 1; more < settings.streams; ++more) {
       streams_.push_back(runtime_.create_stream(0, 0));
     }
+    runtime_.set_copy_us(settings.copy_us);
     engine_.set_staging(settings.staging);
     engine_.set_budget(0, settings.budget);
     for (const Made& found : trace.found) {
@@ -187,7 +190,7 @@ class Player {
   void run(const Op& op, double ms) {
     ms *= settings_.scale;
     turn_to_next_stream();
-    runtime_.pass_on_host(trace_.groups.empty() ? settings_.host_us / 1e3 : 0);
+    runtime_.pass_on_host(settings_.host_us.value_or(trace_.groups.empty() ? 30 : 0) / 1e3);
     for (const Made& found : op.found) {
       record_of(make(found)); // a storage without a record cannot be evicted for the next one
     }
@@ -306,6 +309,7 @@ class Player {
     figures.written_back = now.written_back.bytes;
     figures.in_place = now.used_in_place.bytes;
     figures.moved = now.moved.bytes;
+    figures.transfers = now.fetched.count + now.written_back.count;
     figures.over_budget = now.over_budget;
     figures.hits = now.plan_hits;
     figures.misses = now.plan_misses;

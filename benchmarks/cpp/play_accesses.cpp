@@ -1,7 +1,7 @@
 // Plays an access trace (docs/annex.md) through the engine and the allocator under other budgets, in modelled time:
 //
 //   play_accesses TRACE --budget BYTES,... [--iteration OPERATORS] [--repeat N] [--step-ms MS] [--staging BYTES]
-//   ... [--races yes] [--streams N]
+//   ... [--races yes] [--streams N] [--host-us US] [--copy-us US]
 //
 // Plays every step except the last one, in which a program ends, then repeats the second-to-last step N times
 // (--repeat, default 20), and again until a schedule is chosen. A row shows the means of ten steps after that.
@@ -12,6 +12,9 @@
 // arithmetic at 600 TFLOP/s in bf16. --step-ms, the measured duration of a step in core, scales these durations. The
 // times at which operators were queued are not used, since they include waits. Not modelled: other threads, and pins by
 // bare addresses.
+//
+// --host-us and --copy-us are what the program takes the host per operator, and the engine per copy: 0, if the
+// durations are measured.
 //
 // --races checks that all work of the engine and of the allocator is ordered, and that every operator reads the bytes
 // that were written last (race_detector.h). It fails otherwise. No steps are played beyond --repeat then. With
@@ -52,6 +55,7 @@ void print_row(std::size_t budget, const std::vector<Figures>& figures) {
     sum.written_back += each.written_back;
     sum.in_place += each.in_place;
     sum.moved += each.moved;
+    sum.transfers += each.transfers;
     sum.over_budget += each.over_budget;
     sum.hits += each.hits;
     sum.misses += each.misses;
@@ -61,11 +65,11 @@ void print_row(std::size_t budget, const std::vector<Figures>& figures) {
   }
   const auto steps = static_cast<double>(figures.size());
   const auto mean = [&](std::int64_t bytes) { return mib(static_cast<double>(bytes)) / steps; };
-  std::printf("%12.1f %9.0f %9.0f %9.0f %9.0f %8.2f %8.1f %8.1f %9.1f %9.2f %9.2f\n", mib(static_cast<double>(budget)),
-              mean(sum.fetched), mean(sum.written_back), mean(sum.in_place), mean(sum.moved),
-              static_cast<double>(sum.over_budget) / steps, static_cast<double>(sum.hits) / steps,
+  std::printf("%12.1f %9.0f %9.0f %9.0f %9.0f %8.2f %8.1f %8.1f %9.1f %9.2f %9.0f %9.2f\n",
+              mib(static_cast<double>(budget)), mean(sum.fetched), mean(sum.written_back), mean(sum.in_place),
+              mean(sum.moved), static_cast<double>(sum.over_budget) / steps, static_cast<double>(sum.hits) / steps,
               static_cast<double>(sum.misses) / steps, mib(static_cast<double>(peak)), sum.compute_ms / steps,
-              sum.ms / steps);
+              static_cast<double>(sum.transfers) / steps, sum.ms / steps);
   std::fflush(stdout);
 }
 
@@ -76,7 +80,7 @@ constexpr int kCounted = 10; // steps in a row of the table
 int run(const std::vector<std::string>& arguments) {
   const std::string usage =
       "TRACE --budget BYTES,... [--iteration OPERATORS] [--repeat N] [--step-ms MS] [--staging BYTES] [--races yes] "
-      "[--streams N]";
+      "[--streams N] [--host-us US] [--copy-us US]";
   if (arguments.empty()) {
     throw InvalidArgument("no trace is named; " + usage);
   }
@@ -100,6 +104,10 @@ int run(const std::vector<std::string>& arguments) {
       step_ms = std::stod(value);
     } else if (name == "--iteration") {
       iteration = std::stoul(value);
+    } else if (name == "--host-us") {
+      settings.host_us = std::stod(value);
+    } else if (name == "--copy-us") {
+      settings.copy_us = std::stod(value);
     } else if (name == "--staging") {
       settings.staging = parse_bytes(value);
     } else if (name == "--races") {
@@ -121,8 +129,8 @@ int run(const std::vector<std::string>& arguments) {
     settings.budget = std::size_t{1} << 50;
     settings.scale = step_ms / Player(trace, settings).play(0).back().compute_ms;
   }
-  std::printf("%12s %9s %9s %9s %9s %8s %8s %8s %9s %9s %9s\n", "budget", "fetched", "written", "in place", "moved",
-              "over", "hits", "misses", "peak", "compute", "ms");
+  std::printf("%12s %9s %9s %9s %9s %8s %8s %8s %9s %9s %9s %9s\n", "budget", "fetched", "written", "in place", "moved",
+              "over", "hits", "misses", "peak", "compute", "transfers", "ms");
   for (const std::size_t budget : budgets) {
     settings.budget = budget;
     Player player(trace, settings);

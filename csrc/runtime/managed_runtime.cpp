@@ -1,12 +1,17 @@
 #include "runtime/managed_runtime.h"
 
 #include <algorithm>
+#include <chrono>
 #include <sstream>
 
 #include "runtime/bytes.h"
 #include "runtime/host_memory.h"
 
 namespace torch_uvm {
+
+double ManagedRuntime::host_ms() const {
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 
 void* ManagedRuntime::allocate_managed(std::size_t bytes, Location home) {
   if (bytes == 0) {

@@ -152,6 +152,9 @@ class ManagedRuntime {
   virtual void wait_event(Stream stream, Event event) = 0; ///< later work of `stream` waits for `event`
   virtual double elapsed_ms(Event from, Event to) = 0; ///< both events have timing, are recorded and reached
 
+  /// The host's clock, from any origin. A runtime that models time may have its own.
+  virtual double host_ms() const;
+
   // --- devices -----------------------------------------------------------------------------------------
 
   virtual int device_count() const = 0;
