@@ -113,12 +113,14 @@ py::dict as_dict(const Followed& followed, std::size_t capacity) {
 
 /// The followed iteration, with what the engine decides for it.
 std::optional<Followed> decide(const std::vector<TracedOperator>& operators, const std::vector<double>& ms,
-                               const PolicyOptions& options) {
+                               double host_ms, const PolicyOptions& options) {
   std::optional<Followed> followed = follow(operators, options);
   if (followed) {
     Schedule& schedule = followed->schedule;
     for (std::uint32_t op = 0; op < schedule.iteration.size(); ++op) {
       schedule.iteration.ops[op].ms = static_cast<float>(ms.at(followed->first + op));
+      schedule.iteration.ops[op].host_ms =
+          static_cast<float>(host_ms * schedule.iteration.steps / schedule.iteration.size());
     }
     choose_fastest(schedule, options);
   }
@@ -126,19 +128,21 @@ std::optional<Followed> decide(const std::vector<TracedOperator>& operators, con
 }
 
 /// \param ms durations of the operators
-py::object schedule_of(const std::vector<TracedOperator>& operators, const std::vector<double>& ms,
-                       std::size_t budget) {
+/// \param host_ms what the program takes the host to queue those of a step
+py::object schedule_of(const std::vector<TracedOperator>& operators, const std::vector<double>& ms, std::size_t budget,
+                       double host_ms) {
   PolicyOptions options;
   options.budget = budget - kStagingSlots * default_slot_bytes(budget);
   options.reserve = options.budget / kReserveShare;
-  const auto found = without_gil([&] { return decide(operators, ms, options); });
+  const auto found = without_gil([&] { return decide(operators, ms, host_ms, options); });
   return found ? py::object(as_dict(*found, options.budget - options.reserve)) : py::none();
 }
 
 } // namespace
 
 void bind_schedules(pybind11::module_& module) {
-  module.def("schedule_of", &schedule_of, py::arg("operators"), py::arg("ms"), py::arg("budget"), no_gil_inside);
+  module.def("schedule_of", &schedule_of, py::arg("operators"), py::arg("ms"), py::arg("budget"),
+             py::arg("host_ms") = 0.0, no_gil_inside);
 }
 
 } // namespace torch_uvm

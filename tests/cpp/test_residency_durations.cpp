@@ -118,6 +118,51 @@ TEST(an_operator_that_is_in_place_at_times_has_the_duration_of_the_others) {
   CHECK(std::abs(loop.iteration_ms() - (1 + 2 + 3)) < 0.6);
 }
 
+/// What an operator takes: the program and the engine on the host, and the device.
+struct Pace {
+  double program_ms, engine_ms, device_ms;
+};
+
+/// The operators of an iteration at that pace, once they have been timed.
+std::vector<scheduling::Iteration::Op> timed_at(const Pace& pace) {
+  play::PacedRuntime runtime{CostProfile::named("h200")};
+  Policy policy{timed_options()};
+  Durations durations{runtime, policy};
+  for (int iteration = 0; iteration < 40; ++iteration) {
+    for (StorageId weight = 1; weight <= 3; ++weight) {
+      if (iteration == 0) {
+        policy.created(weight, 8);
+      }
+      const Access access{weight, true};
+      durations.begin(policy.begin(weight, {&access, 1}, false), kStream, weight);
+      runtime.run(kStream, pace.device_ms);
+      runtime.pass_on_host(pace.program_ms + pace.engine_ms);
+      if (durations.timer() != nullptr) {
+        durations.timer()->engine_took(pace.engine_ms);
+      }
+      policy.end({}, 0);
+    }
+    if (iteration == 20) {
+      runtime.synchronize_stream(kStream);
+    }
+  }
+  return policy.schedule().first->iteration.ops;
+}
+
+TEST(what_the_engine_takes_the_host_is_not_the_programs) {
+  for (const auto& op : timed_at({.program_ms = 0.04, .engine_ms = 0.1, .device_ms = 0.01})) {
+    CHECK(std::abs(op.host_ms - 0.04) < 0.001);
+    CHECK(std::abs(op.ms - 0.04) < 0.001); // with the engine's it would be 0.14
+  }
+}
+
+TEST(a_program_that_is_ahead_of_the_device_does_not_keep_it_waiting) {
+  for (const auto& op : timed_at({.program_ms = 0.01, .engine_ms = 0.001, .device_ms = 0.05})) {
+    CHECK_EQ(op.host_ms, 0.0F);
+    CHECK(std::abs(op.ms - 0.05) < 0.001);
+  }
+}
+
 TEST(nothing_is_timed_before_an_operator_has_run_on_the_device) {
   play::PacedRuntime runtime{CostProfile::named("h200")};
   Policy policy{timed_options()};

@@ -1,9 +1,11 @@
 // Schedules from durations: predictions, evictions whose transfers are hidden, late fetches, and what the policy asks
 // for. Rates are one byte a millisecond, so that times can be worked out by hand.
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <map>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -156,7 +158,7 @@ TEST(what_finds_no_room_is_predicted_to_take_for_ever) {
 }
 
 TEST(evictions_in_time_take_a_gap_that_hides_both_transfers) {
-  for (const GapRule rule : {GapRule::kMostExcess, GapRule::kLongest}) {
+  for (const GapRule rule : {GapRule::kMostExcess, GapRule::kFewest, GapRule::kStay}) {
     Schedule schedule = two_gaps_over_a_peak();
     choose_evictions_in_time(schedule, options(16), 16, rule);
     CHECK_EQ(evictions(schedule), "0:1");
@@ -191,6 +193,48 @@ TEST(one_large_storage_leaves_rather_than_many_small_ones) {
   }
 }
 
+/// The host queues the next operator only once it has started the transfers of the one before.
+TEST(transfers_delay_a_program_whose_host_is_late) {
+  Script script({{1, 8}, {2, 8}});
+  for (int iteration = 0; iteration < 6; ++iteration) {
+    script.op(10, {{1, true}});
+    script.op(11, {{2, true}});
+  }
+  Schedule schedule = timed(make_iteration(script.log(), 2), {1, 1});
+  choose_evictions(schedule, options(8), 8);
+  place_fetches(schedule, 8);
+  const LinkRates rates{8, 8, 8, 16, /*host_ms=*/5}; // an iteration has two fetches and two write-backs
+  CHECK_EQ(predict_ms(schedule, rates, 8), 20.0); // queueing the operators takes no time
+  for (Iteration::Op& op : schedule.iteration.ops) {
+    op.host_ms = 20;
+  }
+  CHECK_EQ(predict_ms(schedule, rates, 8), 60.0);
+}
+
+/// Fetched and written back, each of the small ones would take the host as long as the large one.
+TEST(small_optimizer_state_stays_on_the_host_and_the_large_activation_leaves) {
+  const std::size_t large = std::size_t{64} << 20, small = std::size_t{1} << 20;
+  Script script({{1, small}, {2, small}, {3, small}});
+  for (int iteration = 0; iteration < 6; ++iteration) {
+    script.op(10, {{3, false}}, {{101, large}});
+    script.op(11, {{3, false}}, {{102, large}}, {102}); // the peak
+    script.op(12, {{101, false}}, {}, {101});
+    script.op(13, {{1, true}, {2, true}}, {}, {}, /*in_place_ok=*/true);
+  }
+  for (const auto& [rule, room, left] :
+       {std::tuple{GapRule::kFewest, large, 1U}, {GapRule::kStay, 2 * large + small, 0U}}) {
+    Schedule schedule = timed(make_iteration(script.log(), 4), {1, 1, 1, 1});
+    choose_evictions_in_time(schedule, options(room), room, rule);
+    CHECK_EQ(std::ranges::count(schedule.in_place, true), 2);
+    unsigned leaves = 0;
+    for (std::uint32_t use = 0; use < schedule.iteration.uses.size(); ++use) {
+      const Value& value = schedule.iteration.values[schedule.iteration.uses[use].value];
+      leaves += schedule.evicted_after[use] && value.bytes == large;
+    }
+    CHECK_EQ(leaves, left);
+  }
+}
+
 TEST(the_shortest_prediction_is_followed) {
   Schedule schedule = two_gaps_over_a_peak();
   choose_fastest(schedule, options(16));
@@ -205,13 +249,11 @@ TEST(optimizer_state_that_cannot_be_fetched_in_time_is_used_in_place) {
     script.op(11, {{1, true}, {2, true}, {3, true}}, {}, {}, /*in_place_ok=*/true);
   }
   Schedule schedule = timed(make_iteration(script.log(), 2), {100, 1});
-  choose_evictions_in_time(schedule, options(16), 16, GapRule::kLongest);
-  unsigned in_place = 0;
+  choose_evictions_in_time(schedule, options(16), 16, GapRule::kMostExcess);
   for (std::uint32_t use = 0; use < schedule.iteration.uses.size(); ++use) {
-    in_place += schedule.in_place[use] ? 1 : 0;
     CHECK(!schedule.in_place[use] || schedule.iteration.uses[use].op == 1);
   }
-  CHECK_EQ(in_place, 1U);
+  CHECK_EQ(std::ranges::count(schedule.in_place, true), 1);
   place_fetches(schedule, 16, latest_fetches(schedule, {1, 1, 1}));
   CHECK_EQ(predict_ms(schedule, {1, 1, 1}, 16), 108.0);
 }
@@ -243,7 +285,7 @@ TEST(what_is_only_freed_leaves_the_device_for_what_finds_no_room_beside_it) {
     script.op(11, {{1, true}}, {{102, 8}});
     script.op(12, {{1, true}, {102, false}}, {}, {101, 102});
   }
-  for (const GapRule rule : {GapRule::kMostExcess, GapRule::kLongest}) {
+  for (const GapRule rule : {GapRule::kMostExcess, GapRule::kFewest, GapRule::kStay}) {
     Schedule schedule = timed(make_iteration(script.log(), 3), {1, 1, 1});
     choose_evictions_in_time(schedule, options(16), 16, rule);
     place_fetches(schedule, 16, latest_fetches(schedule, {1, 1, 1}));
@@ -254,7 +296,7 @@ TEST(what_is_only_freed_leaves_the_device_for_what_finds_no_room_beside_it) {
 TEST(a_pinned_storage_is_not_evicted_in_time) {
   Schedule schedule = two_gaps_over_a_peak();
   schedule.iteration.values[*schedule.iteration.value_of.find(1)].pinned = true;
-  choose_evictions_in_time(schedule, options(16), 11, GapRule::kLongest);
+  choose_evictions_in_time(schedule, options(16), 11, GapRule::kFewest);
   CHECK_EQ(evictions(schedule), "2:2");
 }
 

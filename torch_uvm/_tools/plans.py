@@ -130,7 +130,7 @@ class Loop:
         if room <= 0:
             return Point(budget, None, note="too small")
         try:
-            schedule = schedule_of(self.trace, room)
+            schedule = schedule_of(self.trace, room, host_ms=self.host_ms)
             step_ms = predict_on(schedule, self.card, self.host_ms).step_ms
         except ValueError as error:
             less = ", or use an optimizer with fused=True" if "_foreach_" in str(error) else ""

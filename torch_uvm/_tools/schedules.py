@@ -90,7 +90,7 @@ class Schedule:
         return sum(self.values[use.value].bytes for use in uses)
 
 
-def schedule_of(trace: Trace, budget: int, step_ms: float | None = None) -> Schedule:
+def schedule_of(trace: Trace, budget: int, step_ms: float | None = None, host_ms: float = 0.0) -> Schedule:
     """The schedule that the engine follows at the end of a trace: of those it makes, the one that is
     predicted to be fastest.
 
@@ -101,6 +101,7 @@ def schedule_of(trace: Trace, budget: int, step_ms: float | None = None) -> Sche
         trace: of one device. Recorded transfers do not count.
         budget: bytes of device memory, as for `enable`.
         step_ms: a measured step in core, to which durations are scaled. None: as recorded.
+        host_ms: the host's time to queue the operators of a step.
 
     Raises:
         ValueError: storages of several devices; no iteration that repeats; no durations.
@@ -109,16 +110,16 @@ def schedule_of(trace: Trace, budget: int, step_ms: float | None = None) -> Sche
         raise ValueError("the trace has storages of more than one device")
     operators = traced(trace)
     times = operator_times(trace, 0, len(trace.operators), None if trace.groups else step_ms)
-    found = _made(operators, times, budget)
+    found = _made(operators, times, budget, host_ms)
     held = device_times(trace, found["operators"])
     if held.first is not None:
         times = operator_times(held.trace, 0, len(trace.operators))
-        found = _made(operators, times, budget)
+        found = _made(operators, times, budget, host_ms)
     first, count = found["first"], found["operators"]
     if step_ms is not None:
         scale = step_ms * found["steps"] / sum(times[first : first + count])
         times = [scale * ms for ms in times]
-        found = _made(operators, times, budget)
+        found = _made(operators, times, budget, host_ms)
     names = [op.name for op in trace.operators[first : first + count]]
     return _schedule(found, names, times[first:])
 
@@ -142,8 +143,10 @@ def _schedule(found: dict[str, Any], names: list[str], times: list[float]) -> Sc
     return Schedule(found["capacity"], operators, tuple(values), transfers, found["steps"])
 
 
-def _made(operators: list[tuple[Any, ...]], times: list[float], budget: int) -> dict[str, Any]:
-    found = _C.schedule_of(operators, times, budget)
+def _made(
+    operators: list[tuple[Any, ...]], times: list[float], budget: int, host_ms: float
+) -> dict[str, Any]:
+    found = _C.schedule_of(operators, times, budget, host_ms)
     if found is None:
         raise ValueError("the trace has no iteration that repeats; record four or more")
     return found

@@ -15,7 +15,7 @@ void Durations::begin(const Decision& decision, Stream stream, OperatorKey key) 
       timer_ = std::make_unique<OperatorTimer>(
           runtime_, [this, before = policy_.operators()](const OperatorTimer::Timed& timed) {
             const std::uint64_t first = before + timed.first;
-            policy_.ran(first, first + timed.operators - 1, timed.us / 1e3, timed.in_place);
+            policy_.ran(first, first + timed.operators - 1, timed.us / 1e3, timed.in_place, timed.host_us / 1e3);
           });
     }
   } catch (...) { // no host memory, or the runtime failed: nothing is timed

@@ -22,6 +22,18 @@ double EngineState::now_us() {
   return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
+EngineState::OwnTime::OwnTime(EngineState& state, int device)
+    : state_(state), device_(device), began_(state.timer_of(device) != nullptr ? state.runtime.host_ms() : 0) {
+  ++state.own_scopes;
+}
+
+EngineState::OwnTime::~OwnTime() {
+  OperatorTimer* const timer = --state_.own_scopes == 0 && began_ != 0 ? state_.timer_of(device_) : nullptr;
+  if (timer != nullptr) {
+    timer->engine_took(state_.runtime.host_ms() - began_);
+  }
+}
+
 bool EngineState::watches(int device) const {
   const Device& asked = devices[static_cast<std::size_t>(device)];
   return asked.budget && !asked.idle;

@@ -85,6 +85,20 @@ struct EngineState {
     OperatorTimer::Pause scheduling_;
   };
 
+  /// A scope in which the host works for the engine and not for the program. Scopes nest.
+  class OwnTime {
+   public:
+    OwnTime(EngineState& state, int device);
+    ~OwnTime();
+    OwnTime(const OwnTime&) = delete;
+    OwnTime& operator=(const OwnTime&) = delete;
+
+   private:
+    EngineState& state_;
+    const int device_;
+    const double began_; ///< 0: nothing is timed
+  };
+
   // An operator's workspace: its peak of allocated bytes beyond operands and results, without the engine's fetches and
   // evictions while it runs.
 
@@ -118,6 +132,7 @@ struct EngineState {
   FlatMap<Record*> records; ///< by storage id
   std::uint64_t operators = 0; ///< begun so far
   std::int64_t failures = 0;
+  int own_scopes = 0; ///< of `OwnTime`
   bool found_unmovable = false; ///< a storage turned out to be unmovable since the flag was last cleared
   bool host_refused = false; ///< the latest write-back found no pinned memory
   const Engine::Frame* beginning = nullptr; ///< of the operator whose operands `begin` is placing

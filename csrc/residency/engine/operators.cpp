@@ -76,6 +76,7 @@ void ResidencyEngine::begin(Frame& frame, const Operator& op, std::span<const Op
     if (device.durations) {
       device.durations->begin(decision, device.last_stream, op.key);
     }
+    const EngineState::OwnTime own(state_, frame.device);
     if (state_.recorder) {
       state_.recorder->operator_begin(op.name, state_.now_us(), accesses_, op.in_place_ok);
       state_.operator_timer->begin(device.last_stream, op.key);
@@ -281,6 +282,7 @@ void ResidencyEngine::end(Frame& frame) noexcept {
       }
       state_.recorder->resident(device, state_.allocated_bytes(device));
     }
+    const EngineState::OwnTime own(state_, device);
     const Decision& decision = state_.of(device).policy->end(frame.births, workspace);
     if (state_.of(device).quiescent) {
       fetches_.follow(decision, device);

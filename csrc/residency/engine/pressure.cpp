@@ -105,6 +105,7 @@ bool ResidencyEngine::make_room(std::size_t bytes, Location home, Stream stream)
       note_awake();
       wakes = true;
     }
+    const EngineState::OwnTime own(state_, home.index);
     const double began = state_.now_us();
     made = room_.evict_range(bytes, home.index, Need::kNow, stream);
     for (int moment = 0; !made && moment < kMoments && device.budget && is_block_being_freed(home.index); ++moment) {

@@ -66,7 +66,8 @@ class Policy {
   /// may be reported late, and in any order. Reports after others have begun to mismatch are ignored.
   /// \param ms the duration of all of them together; beyond kLongGroupMs, several are wanted again one by one
   /// \param in_place they used operands on the host, at the link's rate
-  void ran(std::uint64_t first, std::uint64_t last, double ms, bool in_place = false);
+  /// \param host_ms what the program took to queue them; 0: it was ahead of the device, or that is not known
+  void ran(std::uint64_t first, std::uint64_t last, double ms, bool in_place = false, double host_ms = 0);
 
   /// A step ends here: the user said so, or an optimizer has run. Repeated steps are recognised without it; alternating
   /// steps need it.

@@ -59,7 +59,7 @@ void Policy::State::ask_for_durations() {
   known.asked += decision.wants_durations ? 1 : 0;
 }
 
-void Policy::ran(std::uint64_t first, std::uint64_t last, double ms, bool in_place) {
+void Policy::ran(std::uint64_t first, std::uint64_t last, double ms, bool in_place, double host_ms) {
   State& it = *state_;
   KnownSchedule* const known = it.matcher.current();
   if (known == nullptr || !it.matcher.matched() || known->untimed == 0) {
@@ -86,6 +86,7 @@ void Policy::ran(std::uint64_t first, std::uint64_t last, double ms, bool in_pla
   for (std::uint64_t number = first; number <= last; ++number) {
     all += weight_of(iteration, place(number));
   }
+  const auto host_share = static_cast<float>(host_ms / static_cast<double>(last - first + 1));
   for (std::uint64_t number = first; number <= last; ++number) {
     const std::uint32_t op = place(number);
     const auto share = static_cast<float>(ms * weight_of(iteration, op) / all);
@@ -95,6 +96,8 @@ void Policy::ran(std::uint64_t first, std::uint64_t last, double ms, bool in_pla
       continue;
     }
     known_ms = known->timed[op] == 0 ? share : std::min(known_ms, share);
+    float& known_host_ms = iteration.ops[op].host_ms;
+    known_host_ms = known->timed[op] == 0 ? host_share : std::min(known_host_ms, host_share);
     known->slowed[op] = known->slowed[op] && in_place;
     if (++known->timed[op] == kReports && --known->untimed == 0) {
       estimate_resident(known->schedule, known->slowed);

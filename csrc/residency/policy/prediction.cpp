@@ -35,15 +35,15 @@ class Timeline {
   double run() {
     double begin = 0;
     for (int round = 0; round < kRounds; ++round) {
-      begin = now_;
-      transfers_ = 0;
+      begin = host_ = now_; // the program reads the loss
       for (std::uint32_t op = 0; op < iteration_.size(); ++op) {
         if (!run(op)) {
           return kNever;
         }
       }
+      now_ = std::max(now_, host_);
     }
-    return std::max(now_ - begin, transfers_ * transfer_ms_);
+    return now_ - begin;
   }
 
  private:
@@ -62,6 +62,8 @@ class Timeline {
   }
 
   bool run(std::uint32_t op) {
+    host_ += static_cast<double>(iteration_.ops[op].host_ms);
+    now_ = std::max(now_, host_);
     start_fetches(now_);
     double start = now_, read = 0, written = 0, made = 0;
     for (std::uint32_t use = iteration_.use_begin[op]; use < iteration_.use_begin[op + 1]; ++use) {
@@ -120,7 +122,7 @@ class Timeline {
   void write_back(std::uint32_t value) {
     if (is_resident(value) && !values_[value].host_valid) {
       values_[value].written_back = link_.copy(LinkClock::kToHost, now_, bytes(value));
-      ++transfers_;
+      host_ += transfer_ms_;
       values_[value].host_valid = true;
     }
   }
@@ -149,7 +151,7 @@ class Timeline {
         return false;
       }
       values_[value].ready = link_.copy(LinkClock::kToDevice, begin, bytes(value));
-      ++transfers_;
+      host_ += transfer_ms_;
     }
     --values_[value].pending;
     pending_.pop_front();
@@ -183,7 +185,7 @@ class Timeline {
   double used_ = 0;
   double freed_until_ = 0; ///< `used_` is without what was freed by then
   double now_ = 0;
-  int transfers_ = 0; ///< of this round
+  double host_ = 0; ///< when the host has queued all before
 };
 
 } // namespace

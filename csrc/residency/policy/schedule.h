@@ -45,7 +45,8 @@ void choose_evictions(Schedule& schedule, const PolicyOptions& options, std::siz
 /// How `choose_evictions_in_time` ranks the gaps between two uses.
 enum class GapRule {
   kMostExcess, ///< by the bytes above the capacity during the gap, times their duration, per transferred byte
-  kLongest, ///< by the gap's duration
+  kFewest, ///< by bytes, for few transfers; what needs none, since operators may use it on the host, as if it was large
+  kStay, ///< what needs no transfer, then by bytes
 };
 
 /// The same from the operators' durations. An eviction hides both transfers in the gap to the value's next use if the

@@ -1,5 +1,7 @@
 #include "residency/trace/operator_timer.h"
 
+#include <algorithm>
+
 #include "residency/policy/flat_map.h"
 
 namespace torch_uvm {
@@ -27,6 +29,7 @@ void OperatorTimer::begin(Stream stream, OperatorKey key) noexcept {
     group_.first = begun_;
     group_.stream = stream;
     group_.alone = alone;
+    group_.began_ms = runtime_.host_ms();
     begin_part();
   }
   group_.pairs[group_.operators] = pair;
@@ -40,6 +43,7 @@ void OperatorTimer::isolate() noexcept {
     const std::uint64_t pair = group_.pairs[--group_.operators];
     end_group();
     group_.first = begun_ - 1;
+    group_.began_ms = runtime_.host_ms();
     group_.pairs[0] = pair;
     group_.operators = 1;
     group_.stream = stream;
@@ -75,6 +79,9 @@ void OperatorTimer::end_group() noexcept {
   end_part(group_.stream);
   if (!group_.parts.empty() && !group_.failed) {
     try {
+      if (runtime_.query_event(group_.parts.front().first)) { // the device keeps up
+        group_.host_ms = runtime_.host_ms() - group_.began_ms - group_.engine_ms;
+      }
       ended_.push_back(group_);
       group_.parts.clear(); // those of `ended_` are the same events
     } catch (...) { // no host memory: the group is not timed
@@ -94,10 +101,13 @@ bool OperatorTimer::report(const Group& group) {
   for (const auto& [begin, end] : group.parts) {
     ms += runtime_.elapsed_ms(begin, end);
   }
+  if (group.host_ms > 0) { // the device waited for the engine's work on the host
+    ms = std::min(ms, std::max(ms - group.engine_ms, group.host_ms));
+  }
   if (group.operators > 1 && ms > kLongGroupMs) {
     alone_.insert(group.pairs.begin(), group.pairs.begin() + group.operators);
   }
-  report_({group.first, group.operators, 1e3 * ms, group.in_place});
+  report_({group.first, group.operators, 1e3 * ms, 1e3 * group.host_ms, group.in_place});
   return true;
 }
 

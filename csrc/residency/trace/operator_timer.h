@@ -1,10 +1,10 @@
 // Times groups of consecutive operators on the device, for traces and schedules.
 //
 // A group begins with an event before its first operator and ends with one before the next group. Its time is what the
-// device spent from one to the other, or what the host took to queue the operators if that was longer. Operators of a
-// group that took long are timed alone from then on, because their shares of its time would be a guess. What the engine
-// adds to the operators' stream, such as fetches and waits for operands and for the memory of results, is excluded: a
-// group is a list of parts, with a pair of events each.
+// device spent from one to the other, or what the program took to queue the operators if that was longer. Operators of
+// a group that took long are timed alone from then on, because their shares of its time would be a guess. What the
+// engine adds to the operators' stream, such as fetches and waits for operands and for the memory of results, is
+// excluded: a group is a list of parts, with a pair of events each.
 #pragma once
 
 #include <array>
@@ -32,6 +32,7 @@ class OperatorTimer {
     std::uint64_t first = 0; ///< operator, counted from 0 in order of `begin`
     std::uint64_t operators = 0;
     double us = 0;
+    double host_us = 0; ///< what the program took to queue them; 0: the device was behind
     bool in_place = false; ///< `isolate` was called for it
   };
   /// Called for each group.
@@ -47,6 +48,10 @@ class OperatorTimer {
   void begin(Stream stream, OperatorKey key) noexcept;
   /// The latest operator becomes a group of its own: it uses operands on the host, at the link's rate.
   void isolate() noexcept;
+  /// The host has spent that long in the engine, for the latest operator.
+  void engine_took(double ms) noexcept {
+    group_.engine_ms += ms;
+  }
   /// A step ends: the next operator begins a group.
   void end_group() noexcept;
 
@@ -71,6 +76,8 @@ class OperatorTimer {
   struct Group {
     std::uint64_t first = 0;
     std::uint64_t operators = 0;
+    double began_ms = 0, host_ms = 0,
+           engine_ms = 0; ///< by the host's clock: its begin; what the program and the engine took
     Stream stream;
     bool in_place = false; ///< its only operator uses operands on the host
     bool alone = false; ///< it has only one operator
