@@ -47,7 +47,7 @@ class Player {
     for (std::size_t more = 1; more < settings.streams; ++more) {
       streams_.push_back(runtime_.create_stream(0, 0));
     }
-    runtime_.set_copy_us(settings.copy_us);
+    runtime_.copy_us = settings.copy_us;
     engine_.set_staging(settings.staging);
     engine_.set_budget(0, settings.budget);
     for (const Made& found : trace.found) {

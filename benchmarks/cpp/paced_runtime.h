@@ -27,11 +27,10 @@ class PacedRuntime final : public bench::IdleRuntime {
   explicit PacedRuntime(const CostProfile& costs, bool staged = true, RaceDetector* races = nullptr)
       : costs_(costs), staged_(staged), races_(races) {}
 
+  double copy_us = 0; ///< host time of one copy between device and host
+
   const CostProfile& costs() const {
     return costs_;
-  }
-  void set_copy_us(double us) {
-    copy_us_ = us;
   }
   double host_ms() const override {
     return host_;
@@ -74,7 +73,7 @@ class PacedRuntime final : public bench::IdleRuntime {
       clock += static_cast<double>(bytes) / costs_.device_copy_rate * 1e3;
       return;
     }
-    host_ += copy_us_ / 1e3;
+    host_ += copy_us / 1e3;
     clock = link_.copy(to_host ? LinkClock::kToHost : LinkClock::kToDevice, clock, static_cast<double>(bytes));
   }
 
@@ -169,7 +168,6 @@ class PacedRuntime final : public bench::IdleRuntime {
 
   const CostProfile& costs_;
   const bool staged_;
-  double copy_us_ = 0;
   RaceDetector* const races_;
   double host_ = 0; ///< in ms, like all clocks
   double main_ = 0; ///< clock of the default stream

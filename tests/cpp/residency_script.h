@@ -7,12 +7,18 @@
 #include <utility>
 #include <vector>
 
+#include "residency/policy/decision.h"
 #include "residency/policy/operator_log.h"
 
 namespace script {
 
 using namespace torch_uvm;
 using namespace torch_uvm::scheduling;
+
+/// Bytes a millisecond of a link that costs neither the host nor kernels anything.
+inline LinkRates ideal(double into, double out, double in_place) {
+  return {into, out, in_place, into + out, 0, 0};
+}
 
 struct Birth {
   StorageId storage;

@@ -83,16 +83,18 @@ void settle(Rig& rig) {
 
 TEST(a_write_back_hides_behind_the_operators_that_read) {
   Schedule schedule = written_and_read();
-  CHECK_EQ(predict_ms(schedule, {1, 1, 1}, 8), 74.0); // twice: write 1, read 20, write back 8, fetch 8
+  CHECK_EQ(predict_ms(schedule, script::ideal(1, 1, 1), 8), 74.0); // twice: write 1, read 20, write back 8, fetch 8
   CHECK_EQ(write_backs(schedule), std::string("0:1 2:2 "));
-  CHECK_EQ(predict_ms(schedule, {1, 1, 1}, 8), 58.0); // the write-backs are done long before the reads
-  CHECK_EQ(predict_ms(schedule, {1, 0.25, 1}, 8), 82.0); // 32 to write back: 12 longer than the read
+  CHECK_EQ(predict_ms(schedule, script::ideal(1, 1, 1), 8), 58.0); // the write-backs are done long before the reads
+  const LinkRates slowing{1, 1, 1, 2, 0, /*slowed=*/0.5};
+  CHECK_EQ(predict_ms(schedule, slowing, 8), 74.0); // 32 bytes cross the link meanwhile
+  CHECK_EQ(predict_ms(schedule, script::ideal(1, 0.25, 1), 8), 82.0); // 32 to write back: 12 longer than the read
 }
 
 TEST(early_write_backs_are_made_if_they_are_faster) {
   Schedule schedule = written_and_read();
   PolicyOptions options = script::options(8);
-  options.rates = {1, 1, 1};
+  options.rates = script::ideal(1, 1, 1);
   choose_fastest(schedule, options);
   CHECK_EQ(schedule.predicted_ms, 58.0); // without them 74
   CHECK_EQ(schedule.write_back[0].size(), 1U);

@@ -25,7 +25,7 @@ namespace {
 PolicyOptions options(std::size_t budget) {
   PolicyOptions result = script::options(budget);
   result.timed = true;
-  result.rates = {1, 1, 1};
+  result.rates = script::ideal(1, 1, 1);
   return result;
 }
 
@@ -113,8 +113,8 @@ TEST(a_prediction_adds_up_what_cannot_overlap) {
   Schedule schedule = timed(make_iteration(script.log(), 2), {1, 1});
   choose_evictions(schedule, options(8), 8);
   place_fetches(schedule, 8);
-  CHECK_EQ(predict_ms(schedule, {1, 1, 1}, 8), 34.0); // twice: run 1, write back 8, fetch 8
-  CHECK_EQ(predict_ms(schedule, {2, 1, 1}, 8), 26.0); // the link to the device is twice as fast
+  CHECK_EQ(predict_ms(schedule, script::ideal(1, 1, 1), 8), 34.0); // twice: run 1, write back 8, fetch 8
+  CHECK_EQ(predict_ms(schedule, script::ideal(2, 1, 1), 8), 26.0); // the link to the device is twice as fast
 }
 
 /// One weight stays. Of the other two, one can be fetched behind an operator; for the other there is no room earlier.
@@ -129,7 +129,7 @@ TEST(a_prediction_hides_a_transfer_if_there_is_room_for_it) {
   choose_evictions(schedule, options(16), 16);
   place_fetches(schedule, 16);
   CHECK(!schedule.fetches.empty());
-  CHECK_EQ(predict_ms(schedule, {1, 1, 1}, 16), 68.0);
+  CHECK_EQ(predict_ms(schedule, script::ideal(1, 1, 1), 16), 68.0);
 }
 
 TEST(a_use_in_place_takes_at_least_as_long_as_its_bytes_need) {
@@ -141,8 +141,8 @@ TEST(a_use_in_place_takes_at_least_as_long_as_its_bytes_need) {
   Schedule schedule = timed(make_iteration(script.log(), 2), {1, 2});
   choose_evictions(schedule, options(8), 8);
   place_fetches(schedule, 8);
-  CHECK_EQ(predict_ms(schedule, {1, 1, 1}, 8), 9.0);
-  CHECK_EQ(predict_ms(schedule, {1, 1, 8}, 8), 3.0);
+  CHECK_EQ(predict_ms(schedule, script::ideal(1, 1, 1), 8), 9.0);
+  CHECK_EQ(predict_ms(schedule, script::ideal(1, 1, 8), 8), 3.0);
 }
 
 TEST(what_finds_no_room_is_predicted_to_take_for_ever) {
@@ -154,7 +154,7 @@ TEST(what_finds_no_room_is_predicted_to_take_for_ever) {
   Schedule schedule = timed(make_iteration(script.log(), 2), {1, 1});
   choose_evictions(schedule, options(8), 8);
   place_fetches(schedule, 8);
-  CHECK(std::isinf(predict_ms(schedule, {1, 1, 1}, 8)));
+  CHECK(std::isinf(predict_ms(schedule, script::ideal(1, 1, 1), 8)));
 }
 
 TEST(evictions_in_time_take_a_gap_that_hides_both_transfers) {
@@ -163,13 +163,13 @@ TEST(evictions_in_time_take_a_gap_that_hides_both_transfers) {
     choose_evictions_in_time(schedule, options(16), 16, rule);
     CHECK_EQ(evictions(schedule), "0:1");
     place_fetches(schedule, 16, latest_fetches(schedule, {1, 1, 1}));
-    CHECK_EQ(predict_ms(schedule, {1, 1, 1}, 16), 85.0); // as in core
+    CHECK_EQ(predict_ms(schedule, script::ideal(1, 1, 1), 16), 85.0); // as in core
   }
   Schedule by_order = two_gaps_over_a_peak();
   choose_evictions(by_order, options(16), 16);
   CHECK_EQ(evictions(by_order), "2:2"); // its next use is farthest, but the peak waits for its write-back
   place_fetches(by_order, 16);
-  CHECK_EQ(predict_ms(by_order, {1, 1, 1}, 16), 90.0);
+  CHECK_EQ(predict_ms(by_order, script::ideal(1, 1, 1), 16), 90.0);
 }
 
 /// A transfer of one storage takes the host as long as one of another, however large they are.
@@ -203,7 +203,7 @@ TEST(transfers_delay_a_program_whose_host_is_late) {
   Schedule schedule = timed(make_iteration(script.log(), 2), {1, 1});
   choose_evictions(schedule, options(8), 8);
   place_fetches(schedule, 8);
-  const LinkRates rates{8, 8, 8, 16, /*host_ms=*/5}; // an iteration has two fetches and two write-backs
+  const LinkRates rates{8, 8, 8, 16, /*host_ms=*/5, /*slowed=*/0}; // an iteration has two fetches and two write-backs
   CHECK_EQ(predict_ms(schedule, rates, 8), 20.0); // queueing the operators takes no time
   for (Iteration::Op& op : schedule.iteration.ops) {
     op.host_ms = 20;
@@ -255,7 +255,7 @@ TEST(optimizer_state_that_cannot_be_fetched_in_time_is_used_in_place) {
   }
   CHECK_EQ(std::ranges::count(schedule.in_place, true), 1);
   place_fetches(schedule, 16, latest_fetches(schedule, {1, 1, 1}));
-  CHECK_EQ(predict_ms(schedule, {1, 1, 1}, 16), 108.0);
+  CHECK_EQ(predict_ms(schedule, script::ideal(1, 1, 1), 16), 108.0);
 }
 
 /// A list of tensors that fills the budget, and results of the same size, as in AdamW without fused=True.
@@ -289,7 +289,7 @@ TEST(what_is_only_freed_leaves_the_device_for_what_finds_no_room_beside_it) {
     Schedule schedule = timed(make_iteration(script.log(), 3), {1, 1, 1});
     choose_evictions_in_time(schedule, options(16), 16, rule);
     place_fetches(schedule, 16, latest_fetches(schedule, {1, 1, 1}));
-    CHECK_EQ(predict_ms(schedule, {1, 1, 1}, 16), 11.0); // operators 3, and a write-back of 8
+    CHECK_EQ(predict_ms(schedule, script::ideal(1, 1, 1), 16), 11.0); // operators 3, and a write-back of 8
   }
 }
 

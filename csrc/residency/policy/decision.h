@@ -20,13 +20,13 @@ struct Access {
   bool writes = false;
 };
 
-/// Bytes per millisecond, the highest that an H200 has shown.
+/// Bytes per millisecond, the highest that an H200 has shown, and what transfers cost besides.
 struct LinkRates {
   double into = 55.4e6, out = 55.4e6; ///< of each direction of the link while the other one is idle
   double in_place = 51.2e6; ///< of kernels that use host memory in place
   double both = 100.7e6; ///< of both directions together
-  double host_ms =
-      0.15; ///< what a transfer takes the host; on an H200, 0.12 to 0.2 with Whisper, T5 and a mixture of experts
+  double host_ms = 0.15; ///< what a transfer takes the host: 0.12 to 0.2 with Whisper, T5 and a mixture of experts
+  double slowed = 0.15; ///< what kernels lose per time of copies beside them; by plans of a 7 B model 0.15 to 0.18
 };
 
 struct PolicyOptions {

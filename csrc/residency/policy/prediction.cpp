@@ -22,8 +22,7 @@ class Timeline {
   Timeline(const Schedule& schedule, const LinkRates& rates, std::size_t capacity)
       : schedule_(schedule),
         iteration_(schedule.iteration),
-        in_place_rate_(rates.in_place),
-        transfer_ms_(rates.host_ms),
+        rates_(rates),
         link_(rates.into, rates.out, rates.both),
         capacity_(static_cast<double>(capacity)),
         values_(iteration_.values.size()) {
@@ -36,6 +35,7 @@ class Timeline {
     double begin = 0;
     for (int round = 0; round < kRounds; ++round) {
       begin = host_ = now_; // the program reads the loss
+      copied_ms_ = 0;
       for (std::uint32_t op = 0; op < iteration_.size(); ++op) {
         if (!run(op)) {
           return kNever;
@@ -43,7 +43,7 @@ class Timeline {
       }
       now_ = std::max(now_, host_);
     }
-    return now_ - begin;
+    return now_ - begin + rates_.slowed * copied_ms_;
   }
 
  private:
@@ -93,9 +93,9 @@ class Timeline {
     if (begin == kNever) {
       return false;
     }
-    link_.occupy(LinkClock::kToDevice, begin, read / in_place_rate_); // copies wait
-    link_.occupy(LinkClock::kToHost, begin, written / in_place_rate_);
-    now_ = begin + std::max(static_cast<double>(iteration_.ops[op].ms), read / in_place_rate_);
+    link_.occupy(LinkClock::kToDevice, begin, read / rates_.in_place); // copies wait
+    link_.occupy(LinkClock::kToHost, begin, written / rates_.in_place);
+    now_ = begin + std::max(static_cast<double>(iteration_.ops[op].ms), read / rates_.in_place);
     for (std::uint32_t use = iteration_.use_begin[op]; use < iteration_.use_begin[op + 1]; ++use) {
       State& value = values_[iteration_.uses[use].value];
       if (!schedule_.in_place[use] && value.ready == kNever && !iteration_.values[iteration_.uses[use].value].pinned) {
@@ -122,7 +122,8 @@ class Timeline {
   void write_back(std::uint32_t value) {
     if (is_resident(value) && !values_[value].host_valid) {
       values_[value].written_back = link_.copy(LinkClock::kToHost, now_, bytes(value));
-      host_ += transfer_ms_;
+      copied_ms_ += bytes(value) / rates_.out;
+      host_ += rates_.host_ms;
       values_[value].host_valid = true;
     }
   }
@@ -151,7 +152,8 @@ class Timeline {
         return false;
       }
       values_[value].ready = link_.copy(LinkClock::kToDevice, begin, bytes(value));
-      host_ += transfer_ms_;
+      copied_ms_ += bytes(value) / rates_.into;
+      host_ += rates_.host_ms;
     }
     --values_[value].pending;
     pending_.pop_front();
@@ -176,7 +178,7 @@ class Timeline {
 
   const Schedule& schedule_;
   const Iteration& iteration_;
-  const double in_place_rate_, transfer_ms_;
+  const LinkRates rates_;
   LinkClock link_;
   const double capacity_;
   std::vector<State> values_;
@@ -185,6 +187,7 @@ class Timeline {
   double used_ = 0;
   double freed_until_ = 0; ///< `used_` is without what was freed by then
   double now_ = 0;
+  double copied_ms_ = 0; ///< that this round's copies take the link
   double host_ = 0; ///< when the host has queued all before
 };
 
