@@ -35,7 +35,6 @@ class Timeline {
     double begin = 0;
     for (int round = 0; round < kRounds; ++round) {
       begin = host_ = now_; // the program reads the loss
-      copied_ms_ = 0;
       for (std::uint32_t op = 0; op < iteration_.size(); ++op) {
         if (!run(op)) {
           return kNever;
@@ -43,7 +42,7 @@ class Timeline {
       }
       now_ = std::max(now_, host_);
     }
-    return now_ - begin + rates_.slowed * copied_ms_;
+    return now_ - begin;
   }
 
  private:
@@ -95,7 +94,9 @@ class Timeline {
     }
     link_.occupy(LinkClock::kToDevice, begin, read / rates_.in_place); // copies wait
     link_.occupy(LinkClock::kToHost, begin, written / rates_.in_place);
-    now_ = begin + std::max(static_cast<double>(iteration_.ops[op].ms), read / rates_.in_place);
+    const auto ms = static_cast<double>(iteration_.ops[op].ms);
+    const double beside = beside_copies(LinkClock::kToDevice, begin, ms) + beside_copies(LinkClock::kToHost, begin, ms);
+    now_ = begin + std::max(ms + rates_.slowed * beside, read / rates_.in_place);
     for (std::uint32_t use = iteration_.use_begin[op]; use < iteration_.use_begin[op + 1]; ++use) {
       State& value = values_[iteration_.uses[use].value];
       if (!schedule_.in_place[use] && value.ready == kNever && !iteration_.values[iteration_.uses[use].value].pinned) {
@@ -119,10 +120,14 @@ class Timeline {
     return true;
   }
 
+  /// How much of an operator runs beside copies that are queued by then.
+  double beside_copies(LinkClock::Direction direction, double begin, double ms) const {
+    return std::clamp(link_.free_at(direction) - begin, 0.0, ms);
+  }
+
   void write_back(std::uint32_t value) {
     if (is_resident(value) && !values_[value].host_valid) {
       values_[value].written_back = link_.copy(LinkClock::kToHost, now_, bytes(value));
-      copied_ms_ += bytes(value) / rates_.out;
       host_ += rates_.host_ms;
       values_[value].host_valid = true;
     }
@@ -152,7 +157,6 @@ class Timeline {
         return false;
       }
       values_[value].ready = link_.copy(LinkClock::kToDevice, begin, bytes(value));
-      copied_ms_ += bytes(value) / rates_.into;
       host_ += rates_.host_ms;
     }
     --values_[value].pending;
@@ -187,7 +191,6 @@ class Timeline {
   double used_ = 0;
   double freed_until_ = 0; ///< `used_` is without what was freed by then
   double now_ = 0;
-  double copied_ms_ = 0; ///< that this round's copies take the link
   double host_ = 0; ///< when the host has queued all before
 };
 

@@ -80,7 +80,8 @@ void OperatorTimer::end_group() noexcept {
   if (!group_.parts.empty() && !group_.failed) {
     try {
       if (runtime_.query_event(group_.parts.front().first)) { // the device keeps up
-        group_.host_ms = runtime_.host_ms() - group_.began_ms - group_.engine_ms;
+        // `isolate` ends a group amid the engine's work, so the group after it can have more of that than time.
+        group_.host_ms = std::max(0.0, runtime_.host_ms() - group_.began_ms - group_.engine_ms);
       }
       ended_.push_back(group_);
       group_.parts.clear(); // those of `ended_` are the same events

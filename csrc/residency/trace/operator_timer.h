@@ -76,8 +76,9 @@ class OperatorTimer {
   struct Group {
     std::uint64_t first = 0;
     std::uint64_t operators = 0;
-    double began_ms = 0, host_ms = 0,
-           engine_ms = 0; ///< by the host's clock: its begin; what the program and the engine took
+    double began_ms = 0; ///< by the host's clock
+    double host_ms = 0; ///< once it has ended: `Timed::host_us`
+    double engine_ms = 0; ///< what the engine took the host meanwhile
     Stream stream;
     bool in_place = false; ///< its only operator uses operands on the host
     bool alone = false; ///< it has only one operator
