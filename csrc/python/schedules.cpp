@@ -90,8 +90,13 @@ py::dict as_dict(const Followed& followed, std::size_t capacity) {
   }
   dict["values"] = values;
   py::list uses;
-  for (const Use& use : iteration.uses) {
+  std::vector<std::vector<std::uint32_t>> evictions(iteration.size()); // of what is on the device
+  for (std::uint32_t at = 0; at < iteration.uses.size(); ++at) {
+    const Use& use = iteration.uses[at];
     uses.append(py::make_tuple(use.value, use.op, use.writes, use.is_creation));
+    if (followed.schedule.evicted_after[at] && !followed.schedule.in_place[at]) {
+      evictions[use.op].push_back(use.value);
+    }
   }
   dict["uses"] = uses;
   py::list workspaces;
@@ -105,7 +110,7 @@ py::dict as_dict(const Followed& followed, std::size_t capacity) {
     fetches.append(py::make_tuple(fetch.value, fetch.issue, fetch.need));
   }
   dict["in_place"] = followed.schedule.in_place;
-  dict["evictions"] = nested(followed.schedule.retire, iteration.size());
+  dict["evictions"] = evictions;
   dict["write_backs"] = nested(followed.schedule.write_back, iteration.size());
   dict["fetches"] = fetches;
   return dict;

@@ -67,6 +67,19 @@ Schedule two_gaps_over_a_peak() {
   return timed(make_iteration(script.log(), 8), {1, 50, 1, 1, 10, 1, 20, 1});
 }
 
+/// Each storage has to leave before the other one comes: nothing overlaps.
+Schedule two_weights_in_turn() {
+  Script script({{1, 8}, {2, 8}});
+  for (int iteration = 0; iteration < 6; ++iteration) {
+    script.op(10, {{1, true}});
+    script.op(11, {{2, true}});
+  }
+  Schedule schedule = timed(make_iteration(script.log(), 2), {1, 1});
+  choose_evictions(schedule, options(8), 8);
+  place_fetches(schedule, 8);
+  return schedule;
+}
+
 /// A policy, and a loop over three weights of which two fit.
 class Loop {
  public:
@@ -103,16 +116,8 @@ class Loop {
 
 } // namespace
 
-/// Each storage has to leave before the other one comes: nothing overlaps.
 TEST(a_prediction_adds_up_what_cannot_overlap) {
-  Script script({{1, 8}, {2, 8}});
-  for (int iteration = 0; iteration < 6; ++iteration) {
-    script.op(10, {{1, true}});
-    script.op(11, {{2, true}});
-  }
-  Schedule schedule = timed(make_iteration(script.log(), 2), {1, 1});
-  choose_evictions(schedule, options(8), 8);
-  place_fetches(schedule, 8);
+  Schedule schedule = two_weights_in_turn();
   CHECK_EQ(predict_ms(schedule, script::ideal(1, 1, 1), 8), 34.0); // twice: run 1, write back 8, fetch 8
   CHECK_EQ(predict_ms(schedule, script::ideal(2, 1, 1), 8), 26.0); // the link to the device is twice as fast
 }
@@ -195,14 +200,7 @@ TEST(one_large_storage_leaves_rather_than_many_small_ones) {
 
 /// The host queues the next operator only once it has started the transfers of the one before.
 TEST(transfers_delay_a_program_whose_host_is_late) {
-  Script script({{1, 8}, {2, 8}});
-  for (int iteration = 0; iteration < 6; ++iteration) {
-    script.op(10, {{1, true}});
-    script.op(11, {{2, true}});
-  }
-  Schedule schedule = timed(make_iteration(script.log(), 2), {1, 1});
-  choose_evictions(schedule, options(8), 8);
-  place_fetches(schedule, 8);
+  Schedule schedule = two_weights_in_turn();
   const LinkRates rates{8, 8, 8, 16, /*host_ms=*/5, /*slowed=*/0}; // an iteration has two fetches and two write-backs
   CHECK_EQ(predict_ms(schedule, rates, 8), 20.0); // queueing the operators takes no time
   for (Iteration::Op& op : schedule.iteration.ops) {
@@ -224,7 +222,9 @@ TEST(small_optimizer_state_stays_on_the_host_and_the_large_activation_leaves) {
   for (const auto& [rule, room, left] :
        {std::tuple{GapRule::kFewest, large, 1U}, {GapRule::kStay, 2 * large + small, 0U}}) {
     Schedule schedule = timed(make_iteration(script.log(), 4), {1, 1, 1, 1});
-    choose_evictions_in_time(schedule, options(room), room, rule);
+    PolicyOptions given = options(room);
+    given.rates.host_ms = 2 * small; // of one byte a millisecond
+    choose_evictions_in_time(schedule, given, room, rule);
     CHECK_EQ(std::ranges::count(schedule.in_place, true), 2);
     unsigned leaves = 0;
     for (std::uint32_t use = 0; use < schedule.iteration.uses.size(); ++use) {

@@ -6,7 +6,6 @@ import ctypes
 import gc
 import os
 import threading
-import time
 from collections.abc import Callable
 
 import pytest
@@ -38,10 +37,9 @@ class Watch:
         self._thread.join()
 
     def _run(self) -> None:
-        while not self._stop.is_set():
+        while not self._stop.wait(0.001):
             self.peak = max(self.peak, self._used())
             self.samples += 1
-            time.sleep(0.001)
 
 
 def used_on_the_device() -> int:

@@ -13,10 +13,6 @@ namespace torch_uvm::scheduling {
 
 namespace {
 
-/// A value that may stay on the host is preferred to a transfer of fewer bytes. In modelled time 20 to 40 MB perform
-/// alike.
-constexpr double kWorthATransfer = 32 << 20;
-
 /// When operators begin and end if all their operands are on the device. Periods before and after the iteration count,
 /// too: operator `op` of period p has the number p * size + op.
 class Clock {
@@ -182,7 +178,8 @@ class ByTime {
       case GapRule::kMostExcess:
         return (excess_ms_[range.first + range.count] - excess_ms_[range.first]) * bytes / gap.transferred;
       case GapRule::kFewest:
-        return can_stay(gap) ? kWorthATransfer : bytes;
+        // As many bytes as are used on the host while the host starts two transfers.
+        return can_stay(gap) ? 2 * options_.rates.host_ms * options_.rates.in_place : bytes;
       case GapRule::kStay:
         return can_stay(gap) ? std::numeric_limits<double>::infinity() : bytes;
     }

@@ -32,13 +32,6 @@ void Policy::State::advise() {
   for (const std::uint32_t value : known.schedule.retire[position]) {
     add_to(decision.retire, value);
   }
-  // What stays on the host is on the device still where the schedule is new.
-  const Iteration& iteration = known.schedule.iteration;
-  for (std::uint32_t use = iteration.use_begin[position]; use < iteration.use_begin[position + 1]; ++use) {
-    if (known.schedule.in_place[use] && known.schedule.evicted_after[use]) {
-      add_to(decision.retire, iteration.uses[use].value);
-    }
-  }
   for (const std::uint32_t value : known.schedule.write_back[position]) {
     add_to(decision.write_back, value);
   }

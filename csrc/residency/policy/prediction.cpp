@@ -92,10 +92,10 @@ class Timeline {
     if (begin == kNever) {
       return false;
     }
-    link_.occupy(LinkClock::kToDevice, begin, read / rates_.in_place); // copies wait
-    link_.occupy(LinkClock::kToHost, begin, written / rates_.in_place);
     const auto ms = static_cast<double>(iteration_.ops[op].ms);
     const double beside = beside_copies(LinkClock::kToDevice, begin, ms) + beside_copies(LinkClock::kToHost, begin, ms);
+    link_.occupy(LinkClock::kToDevice, begin, read / rates_.in_place); // copies wait
+    link_.occupy(LinkClock::kToHost, begin, written / rates_.in_place);
     now_ = begin + std::max(ms + rates_.slowed * beside, read / rates_.in_place);
     for (std::uint32_t use = iteration_.use_begin[op]; use < iteration_.use_begin[op + 1]; ++use) {
       State& value = values_[iteration_.uses[use].value];

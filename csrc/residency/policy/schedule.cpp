@@ -102,7 +102,7 @@ void place_fetches(Schedule& schedule, std::size_t capacity, std::span<const std
     }
     schedule.fetch.close_list();
     for (std::uint32_t use = iteration.use_begin[op]; use < iteration.use_begin[op + 1]; ++use) {
-      if (schedule.evicted_after[use] && !schedule.in_place[use]) {
+      if (schedule.evicted_after[use]) { // what stays on the host is on the device until a new schedule has caught up
         schedule.retire.push(iteration.uses[use].value);
       }
     }
