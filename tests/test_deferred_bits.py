@@ -33,27 +33,29 @@ from torch_uvm import _C
 pytestmark = pytest.mark.usefixtures("steps_at_once_afterwards")
 
 
+def trained(name: str, width: int = 512) -> tuple[list[torch.Tensor], list[int], int]:
+    """Losses, parameters and state after some steps, their versions, and the most updates that were pending."""
+    torch.manual_seed(0)
+    model = mlp(width)
+    optimizer = OPTIMIZERS[name](model.parameters())
+    losses, most = [], 0
+    for _ in range(7):
+        loss = model(torch.randn(32, width).to("emu")).square().mean()
+        loss.backward()
+        optimizer.step()
+        most = max(most, _C.pending_updates())
+        optimizer.zero_grad()
+        losses.append(loss)
+    return on_cpu([*losses, *everything(model, optimizer)]), versions(model, optimizer), most
+
+
 class TestBits:
     @pytest.mark.parametrize("name", OPTIMIZERS)
     def test_equal_at_every_budget(self, name: str) -> None:
-        def train() -> tuple[list[torch.Tensor], list[int], int]:
-            torch.manual_seed(0)
-            model = mlp(512)
-            optimizer = OPTIMIZERS[name](model.parameters())
-            losses, most = [], 0
-            for _ in range(7):
-                loss = model(torch.randn(32, 512).to("emu")).square().mean()
-                loss.backward()
-                optimizer.step()
-                most = max(most, _C.pending_updates())
-                optimizer.zero_grad()
-                losses.append(loss)
-            return on_cpu([*losses, *everything(model, optimizer)]), versions(model, optimizer), most
-
         torch_uvm.enable(budget=None)
         torch_uvm.memory.empty_cache()
         torch_uvm.memory.reset_peak_memory_stats()
-        wanted, counted, most = train()
+        wanted, counted, most = trained(name)
         assert most == 0
         used = torch_uvm.memory.max_memory_allocated(DEVICE)
         for part in (1.5, 4):
@@ -61,7 +63,7 @@ class TestBits:
             torch_uvm.enable(budget=budget, optimizer="deferred")
             torch_uvm.memory.reset_residency_stats()
             torch_uvm.memory.reset_peak_memory_stats()
-            found, found_versions, most = train()
+            found, found_versions, most = trained(name)
             assert_equal(found, wanted)
             assert found_versions == counted
             assert most == 4
@@ -72,6 +74,16 @@ class TestBits:
                 assert figures["peak_device_bytes"][DEVICE] <= budget
             assert _C.check_residency() is None
             torch_uvm.enable(budget=None, optimizer="in_place")
+
+    @pytest.mark.parametrize("name", OPTIMIZERS)
+    def test_small_parameters_are_updated_together(self, name: str) -> None:
+        torch_uvm.enable(budget=None, optimizer="in_place")
+        wanted, counted, _most = trained(name, 256)
+        torch_uvm.enable(budget=256 * MIB, optimizer="deferred")
+        found, found_versions, most = trained(name, 256)
+        assert most == 1  # of four weights
+        assert_equal(found, wanted)
+        assert found_versions == counted
 
     def test_moments_that_are_used_in_place(self) -> None:
         """As those of an update at the step. Before a schedule has an update, each that is on the host is."""

@@ -187,7 +187,7 @@ def begin_recording(
     mode: TorchDispatchMode,
 ) -> None: ...  # it alone gets the thread's operators
 def end_recording(mode: TorchDispatchMode) -> None: ...  # nothing where recording was not begun
-def deferrable(operands: list[list[torch.Tensor]]) -> list[int]: ...  # indices
+def deferrable(operands: list[list[torch.Tensor]]) -> list[list[int]]: ...  # indices
 def defer(updates: list[DeferredUpdate]) -> None: ...  # which are of no use afterwards
 def flush_pending(tensors: Sequence[torch.Tensor]) -> None: ...  # what uses their bytes
 def flush_all_pending() -> None: ...

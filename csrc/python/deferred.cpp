@@ -35,29 +35,40 @@ void add(Recorded& recorded, const std::string& name, const std::string& overloa
   recorded.update->add(op, stack_of(op, args, kwargs), results);
 }
 
-/// A list with one element of this list; another value or an empty list as it is.
-c10::IValue element(const c10::IValue& value, std::size_t at) {
+/// A list with some elements of this list; another value or an empty list as it is.
+c10::IValue elements(const c10::IValue& value, std::size_t from, std::size_t to) {
   if (!value.isList() || value.toListRef().empty()) {
     return value;
   }
-  c10::impl::GenericList one(value.toList().elementType());
-  one.push_back(value.toListRef().at(at));
-  return one;
+  c10::impl::GenericList some(value.toList().elementType());
+  for (; from < to; ++from) {
+    some.push_back(value.toListRef().at(from));
+  }
+  return some;
 }
 
-/// Records an operator that does the same with each element of its lists: in the update at the same index.
-/// \throws c10::Error: a list is shorter than `recorded`
+/// Records an operator that does the same with each element of its lists: in the update at the same index, once for
+/// neighbours that have the same update. \throws c10::Error: a list is shorter than `recorded`, or
+/// `results` is of another length
 void add_each(const std::vector<Recorded*>& recorded, const std::string& name, const std::string& overload,
               const py::tuple& args, const py::dict& kwargs, const std::vector<at::Tensor>& results) {
   const c10::OperatorHandle op = operator_of(name, overload);
   const torch::jit::Stack all = stack_of(op, args, kwargs);
-  for (std::size_t at = 0; at < recorded.size(); ++at) {
+  TORCH_CHECK(results.empty() || results.size() == recorded.size(), op.operator_name(), " has ", results.size(),
+              " results, for ", recorded.size());
+  for (std::size_t from = 0, to = 0; from < recorded.size(); from = to) {
+    while (to < recorded.size() && recorded[to] == recorded[from]) {
+      ++to;
+    }
     torch::jit::Stack inputs;
     for (const c10::IValue& value : all) {
-      inputs.push_back(element(value, at));
+      inputs.push_back(elements(value, from, to));
     }
-    recorded[at]->update->add(op, std::move(inputs),
-                              results.empty() ? results : std::vector<at::Tensor>{results.at(at)});
+    const auto begin = results.begin();
+    recorded[from]->update->add(op, std::move(inputs),
+                                results.empty() ? results
+                                                : std::vector<at::Tensor>(begin + static_cast<std::ptrdiff_t>(from),
+                                                                          begin + static_cast<std::ptrdiff_t>(to)));
   }
 }
 

@@ -5,7 +5,7 @@ overlap. Deferred, each parameter's update runs right before the parameter's nex
 overlap the forward pass.
 
 The arithmetic is PyTorch's own: its functions (`torch.optim.adam.adam` and the like) are called, and the
-operators that they call are recorded for each parameter instead of run
+operators that they call are recorded instead of run, for each parameter, or small ones together
 (csrc/tensor/dispatch/deferred_updates.h). What depends on time is captured at the step: hyper-parameters are
 numbers, and step counts and versions of tensors increase at once. An update that cannot wait, or that might
 give other bits, runs during the step.
@@ -18,6 +18,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import itertools
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -111,13 +112,13 @@ def _tensors(values: Any) -> list[torch.Tensor]:
 
 
 class _Recorder(TorchDispatchMode):
-    """Records the operators that use tensors of a device, as one update for each parameter.
+    """Records the operators that use tensors of a device, as one update for each group of parameters.
 
-    A fused operator, or one on lists, is one on each element of its lists. Operators on `numbers` alone run
-    at once.
+    A fused operator, or one on lists, is one on each group's elements of its lists. Operators on `numbers`
+    alone run at once.
 
     Args:
-        operands: by parameter, tensors that no other parameter has.
+        operands: by group, tensors that no other group has.
     """
 
     def __init__(self, operands: Sequence[Sequence[torch.Tensor]], numbers: Sequence[torch.Tensor]) -> None:
@@ -224,8 +225,8 @@ def _operands(arguments: dict[str, Any]) -> tuple[list[list[Any]], list[list[Any
     return tensors, numbers
 
 
-def _deferrable(arguments: dict[str, Any]) -> list[int]:
-    """The indices of the parameters whose update can wait."""
+def _deferrable(arguments: dict[str, Any]) -> list[list[int]]:
+    """The indices of the parameters whose update can wait, in groups that are updated together."""
     if any(
         [arguments.get(name) for name in ("capturable", "differentiable", "has_sparse_grad", "has_complex")]
     ):
@@ -245,11 +246,12 @@ def _part(arguments: dict[str, Any], indices: Sequence[int]) -> dict[str, Any]:
     }
 
 
-def _without_common_operands(arguments: dict[str, Any], indices: Sequence[int]) -> list[list[int]]:
-    """The indices together, or each alone if two parameters have a tensor in common, such as a gradient."""
+def _without_common_operands(arguments: dict[str, Any], groups: list[list[int]]) -> list[list[list[int]]]:
+    """All groups, or each parameter alone if two have a tensor in common, such as a gradient."""
+    indices = [index for group in groups for index in group]
     tensors, _ = _operands(_part(arguments, indices)) or ([], [])
     used = [id(tensor) for each in tensors for tensor in each]
-    return [list(indices)] if len(set(used)) == len(used) else [[index] for index in indices]
+    return [groups] if len(set(used)) == len(used) else [[[index]] for index in indices]
 
 
 def _deferring(plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -266,18 +268,20 @@ def _deferring(plain: Callable[..., Any]) -> Callable[..., Any]:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         arguments = dict(bound.arguments)
-        indices = _deferrable(arguments) if arguments["params"] else []
-        if not indices:
+        groups = _deferrable(arguments) if arguments["params"] else []
+        if not groups:
             return plain(*args, **kwargs)
         _choose_kernels(arguments)
         updates = []
         counted = []  # numbers, and what they were
         try:
-            for together in _without_common_operands(arguments, indices):
-                part = _part(arguments, together)
+            for recorded in _without_common_operands(arguments, groups):
+                part = _part(arguments, [index for group in recorded for index in group])
                 tensors, numbers = _operands(part) or ([], [])
                 counted += [(each, torch._foreach_add(each, 0)) for each in numbers]
-                recorder = _Recorder(list(zip(*tensors, strict=True)), _tensors(numbers))
+                of_each = iter(list(zip(*tensors, strict=True)))
+                operands = [_tensors(itertools.islice(of_each, len(group))) for group in recorded]
+                recorder = _Recorder(operands, _tensors(numbers))
                 # Not `with`: Ctrl-C inside the entry or exit of a mode leaves torch's stack of modes
                 # inconsistent.
                 try:
@@ -295,7 +299,7 @@ def _deferring(plain: Callable[..., Any]) -> Callable[..., Any]:
             _known.add(optimizer)
             # The optimizer's tensors must not outlive it in pending updates.
             weakref.finalize(optimizer, _C.flush_all_pending).atexit = False
-        rest = sorted(set(range(len(arguments["params"]))) - set(indices))
+        rest = sorted(set(range(len(arguments["params"]))).difference(*groups))
         if rest:
             plain(**_part(arguments, rest))
         return None

@@ -17,6 +17,11 @@
 namespace torch_uvm {
 namespace {
 
+// Small parameters are updated together, because each call costs the host as much as the link needs for some MiB: until
+// they have as many bytes as a copy needs to reach the link's rate, or all their tensors this share of the budget.
+constexpr std::size_t kEnough = std::size_t{32} << 20;
+constexpr std::size_t kShareOfBudget = 32;
+
 /// Whether the thread is in no dispatch mode. Modes (functorch, Python dispatch) give the calls another meaning or have
 /// to observe them now.
 bool is_plain_thread() {
@@ -62,8 +67,8 @@ bool is_asked_for(Engine& engine, const at::Tensor& tensor) {
 
 } // namespace
 
-std::vector<std::size_t> deferrable(const std::vector<std::vector<at::Tensor>>& operands) {
-  std::vector<std::size_t> found;
+std::vector<std::vector<std::size_t>> deferrable(const std::vector<std::vector<at::Tensor>>& operands) {
+  std::vector<std::vector<std::size_t>> found;
   Engine* const engine = engine_in_use();
   if (engine == nullptr || !engine->is_awake() || Context::get().forked() || !is_plain_thread()) {
     return found;
@@ -79,11 +84,24 @@ std::vector<std::size_t> deferrable(const std::vector<std::vector<at::Tensor>>& 
   if (!apart(operands)) {
     return found;
   }
+  const int device = parameters.front().get_device(); // -1: the CPU
+  const std::size_t budget = device < 0 ? 0 : engine->budget(device).value_or(0);
+  const std::size_t most = budget / kShareOfBudget / operands.size(); // bytes of a group's parameters
   const Engine::Lock lock(*engine);
+  std::size_t together = 0; // bytes of the last group's parameters
   for (std::size_t index = 0; index < parameters.size(); ++index) {
-    if (std::ranges::all_of(operands, [&](const auto& list) { return is_asked_for(*engine, list[index]); })) {
-      found.push_back(index);
+    if (!std::ranges::all_of(operands, [&](const auto& list) { return is_asked_for(*engine, list[index]); })) {
+      continue;
     }
+    const at::Tensor& parameter = parameters[index];
+    const bool joins = !found.empty() && together < kEnough && together + parameter.nbytes() <= most &&
+                       parameters[found.back().back()].device() == parameter.device();
+    if (!joins) {
+      found.emplace_back();
+      together = 0;
+    }
+    found.back().push_back(index);
+    together += parameter.nbytes();
   }
   return found;
 }
@@ -95,8 +113,8 @@ void defer_beside_operators(std::vector<std::unique_ptr<DeferredUpdate>> updates
     lock.emplace(*engine);
   }
   defer(std::move(updates), [&](const DeferredUpdate& update) {
-    return engine == nullptr || std::ranges::any_of(update.accesses(), [&](const DeferredUpdate::Access& access) {
-             const Record* const record = access.writes ? known_record_of(*engine, access.storage) : nullptr;
+    return engine == nullptr || std::ranges::any_of(update.accesses(), [&](const auto& access) {
+             const Record* const record = access.second ? known_record_of(*engine, access.first) : nullptr;
              return record != nullptr && record->in_use != 0;
            });
   });

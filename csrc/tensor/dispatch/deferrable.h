@@ -12,10 +12,10 @@
 namespace torch_uvm {
 
 /// \param operands parameters, gradients and tensor state, one list each, all of the same length
-/// \return the indices of the parameters whose update can be deferred, in ascending order. Empty if updating them one
-///         by one might not be bit-identical (foreach kernels look at all of their tensors), or if written tensors
-///         share storage
-std::vector<std::size_t> deferrable(const std::vector<std::vector<at::Tensor>>& operands);
+/// \return the indices of the parameters whose update can be deferred, in ascending order, in groups that are updated
+///         together. Empty if updating them in groups might not be bit-identical (foreach kernels look at all of their
+///         tensors), or if written tensors share storage
+std::vector<std::vector<std::size_t>> deferrable(const std::vector<std::vector<at::Tensor>>& operands);
 
 /// `defer`, beside operators that other threads run. Takes the engine's lock.
 void defer_beside_operators(std::vector<std::unique_ptr<DeferredUpdate>> updates);

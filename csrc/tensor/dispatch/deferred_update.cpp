@@ -5,7 +5,6 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
-#include <algorithm>
 #include <new>
 #include <optional>
 #include <string>
@@ -133,13 +132,7 @@ at::Tensor DeferredUpdate::keep(const at::Tensor& tensor, bool writes, Patch whe
   // A new TensorImpl on the same storage: the caller may give its tensor another storage, and that tensor has a Python
   // object.
   at::Tensor kept = tensor.variable_data();
-  const c10::StorageImpl* const storage = kept.storage().unsafeGetStorageImpl();
-  const auto known = std::ranges::find(accesses_, storage, &Access::storage);
-  if (known == accesses_.end()) {
-    accesses_.push_back({storage, writes});
-  } else {
-    known->writes |= writes;
-  }
+  accesses_[kept.storage().unsafeGetStorageImpl()] |= writes;
   if (writes) {
     kept.storage().unsafeGetStorageImpl()->get_extra_meta(); // allocated now, so that `refuse_use` need not
   }
@@ -233,8 +226,8 @@ void DeferredUpdate::run() {
 }
 
 void DeferredUpdate::refuse_use(std::string_view message, const std::exception_ptr& error) const noexcept {
-  for (const Access& access : accesses_) {
-    if (!access.writes) {
+  for (const auto& [storage, writes] : accesses_) {
+    if (!writes) {
       continue;
     }
     std::optional<std::string> text;
@@ -242,15 +235,15 @@ void DeferredUpdate::refuse_use(std::string_view message, const std::exception_p
       text = std::string(message) + (error ? what(error) : "");
     } catch (const std::bad_alloc&) { // access raises PyTorch's own message
     }
-    const_cast<c10::StorageImpl*>(access.storage)
+    const_cast<c10::StorageImpl*>(storage)
         ->release_data_and_set_meta_custom_data_ptr_error_msg_(std::move(text)); // allocates nothing: see `keep`
   }
 }
 
 void DeferredUpdate::accept_use() const noexcept {
-  for (const Access& access : accesses_) {
-    if (access.writes) {
-      allow_address(const_cast<c10::StorageImpl*>(access.storage));
+  for (const auto& [storage, writes] : accesses_) {
+    if (writes) {
+      allow_address(const_cast<c10::StorageImpl*>(storage));
     }
   }
 }

@@ -1,5 +1,5 @@
-// A deferred update of one parameter: the operator calls that PyTorch's optimizer makes for it, recorded during
-// `step()` and replayed later.
+// A deferred update of one parameter, or of small ones together: the operator calls that PyTorch's optimizer makes for
+// them, recorded during `step()` and replayed later.
 //
 // Replay keeps the order of the calls and the context of the step: its stream, below autograd and autocast. The tensors
 // that an update owns have no Python object, so it runs and is destroyed without the GIL.
@@ -37,11 +37,8 @@ class DeferredUpdate {
   /// Ends recording: releases the stand-ins.
   void seal();
 
-  struct Access {
-    const c10::StorageImpl* storage;
-    bool writes;
-  };
-  const std::vector<Access>& accesses() const {
+  /// The storages that it uses, and whether it writes them.
+  const std::unordered_map<const c10::StorageImpl*, bool>& accesses() const {
     return accesses_;
   }
 
@@ -78,7 +75,7 @@ class DeferredUpdate {
   c10::Stream stream_;
   bool managed_;
   std::vector<Call> calls_;
-  std::vector<Access> accesses_;
+  std::unordered_map<const c10::StorageImpl*, bool> accesses_;
   std::unordered_map<const c10::TensorImpl*, std::size_t> result_of_; ///< stand-in to index of its result
   std::vector<at::Tensor> stand_ins_; ///< kept alive so that no other tensor gets their address
   std::vector<std::size_t> last_use_; ///< by result: the call after which it can be released

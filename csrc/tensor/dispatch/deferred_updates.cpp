@@ -63,8 +63,8 @@ constexpr const char* kRefusal =
     "optimizer=\"in_place\"";
 
 void forget(Table& table, const Shared& pending) {
-  for (const DeferredUpdate::Access& access : pending->update->accesses()) {
-    const auto found = table.by_storage.find(access.storage);
+  for (const auto& [storage, writes] : pending->update->accesses()) {
+    const auto found = table.by_storage.find(storage);
     if (found == table.by_storage.end()) {
       continue; // `defer` failed before it added this entry
     }
@@ -88,12 +88,12 @@ void note_written(Table& table, const DeferredUpdate& update, std::vector<Writte
     });
     table.most_written = 2 * table.written.size() + 64;
   }
-  for (const DeferredUpdate::Access& access : update.accesses()) {
-    if (access.writes) {
+  for (const auto& [storage, writes] : update.accesses()) {
+    if (writes) {
       const auto strong = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(
-          const_cast<c10::StorageImpl*>(access.storage)); // alive: the update has a strong reference
+          const_cast<c10::StorageImpl*>(storage)); // alive: the update has a strong reference
       table.written.insert_or_assign(
-          access.storage, Written{c10::weak_intrusive_ptr<c10::StorageImpl>(strong), update.stream(), ++table.writes});
+          storage, Written{c10::weak_intrusive_ptr<c10::StorageImpl>(strong), update.stream(), ++table.writes});
     }
   }
   const c10::Stream stream = update.stream();
@@ -186,8 +186,7 @@ void collect(const Table& table, const c10::StorageImpl* storage, bool writes, s
     return;
   }
   for (const Shared& pending : known->second) {
-    const std::vector<DeferredUpdate::Access>& accesses = pending->update->accesses();
-    if (writes || std::ranges::find(accesses, storage, &DeferredUpdate::Access::storage)->writes) {
+    if (writes || pending->update->accesses().at(storage)) {
       found.push_back(pending);
     }
   }
@@ -237,8 +236,8 @@ void defer(std::vector<std::unique_ptr<DeferredUpdate>> updates,
     pending->update = std::move(update);
     pending->number = ++table.numbered;
     try {
-      for (const DeferredUpdate::Access& access : pending->update->accesses()) {
-        table.by_storage[access.storage].push_back(pending);
+      for (const auto& [storage, writes] : pending->update->accesses()) {
+        table.by_storage[storage].push_back(pending);
       }
     } catch (...) { // out of host memory: as if the step had been interrupted before this update
       forget(table, pending);
