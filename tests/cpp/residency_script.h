@@ -4,11 +4,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "residency/policy/decision.h"
 #include "residency/policy/operator_log.h"
+#include "residency/policy/schedule.h"
 
 namespace script {
 
@@ -77,6 +79,28 @@ inline PolicyOptions options(std::size_t budget, bool in_place = true) {
   result.budget = budget;
   result.in_place = in_place;
   return result;
+}
+
+inline scheduling::Schedule timed(scheduling::Iteration iteration, const std::vector<float>& ms) {
+  scheduling::Schedule schedule;
+  schedule.iteration = std::move(iteration);
+  for (std::size_t op = 0; op < ms.size(); ++op) {
+    schedule.iteration.ops[op].ms = ms[op];
+  }
+  return schedule;
+}
+
+/// By operator: the persistent storages that are evicted after it.
+inline std::string evictions(const scheduling::Schedule& schedule) {
+  std::string text;
+  for (std::uint32_t use = 0; use < schedule.iteration.uses.size(); ++use) {
+    if (schedule.evicted_after[use]) {
+      const scheduling::Use& it = schedule.iteration.uses[use];
+      text += (text.empty() ? "" : " ") + std::to_string(it.op) + ':' +
+              std::to_string(schedule.iteration.values[it.value].persistent);
+    }
+  }
+  return text;
 }
 
 } // namespace script

@@ -18,7 +18,9 @@
 
 using namespace torch_uvm;
 using namespace torch_uvm::scheduling;
+using script::evictions;
 using script::Script;
+using script::timed;
 
 namespace {
 
@@ -27,28 +29,6 @@ PolicyOptions options(std::size_t budget) {
   result.timed = true;
   result.rates = script::ideal(1, 1, 1);
   return result;
-}
-
-Schedule timed(Iteration iteration, const std::vector<float>& ms) {
-  Schedule schedule;
-  schedule.iteration = std::move(iteration);
-  for (std::size_t op = 0; op < ms.size(); ++op) {
-    schedule.iteration.ops[op].ms = ms[op];
-  }
-  return schedule;
-}
-
-/// By operator: the persistent storages that are evicted after it.
-std::string evictions(const Schedule& schedule) {
-  std::string text;
-  for (std::uint32_t use = 0; use < schedule.iteration.uses.size(); ++use) {
-    if (schedule.evicted_after[use]) {
-      const Use& it = schedule.iteration.uses[use];
-      text += (text.empty() ? "" : " ") + std::to_string(it.op) + ':' +
-              std::to_string(schedule.iteration.values[it.value].persistent);
-    }
-  }
-  return text;
 }
 
 /// Storage 1 is used long before the peak and soon after it, storage 2 right before the peak and long after it.
@@ -163,7 +143,7 @@ TEST(what_finds_no_room_is_predicted_to_take_for_ever) {
 }
 
 TEST(evictions_in_time_take_a_gap_that_hides_both_transfers) {
-  for (const GapRule rule : {GapRule::kMostExcess, GapRule::kFewest, GapRule::kStay}) {
+  for (const GapRule rule : {GapRule::kMostExcess, GapRule::kFewest, GapRule::kMostExcessAlone}) {
     Schedule schedule = two_gaps_over_a_peak();
     choose_evictions_in_time(schedule, options(16), 16, rule);
     CHECK_EQ(evictions(schedule), "0:1");
@@ -219,19 +199,34 @@ TEST(small_optimizer_state_stays_on_the_host_and_the_large_activation_leaves) {
     script.op(12, {{101, false}}, {}, {101});
     script.op(13, {{1, true}, {2, true}}, {}, {}, /*in_place_ok=*/true);
   }
-  for (const auto& [rule, room, left] :
-       {std::tuple{GapRule::kFewest, large, 1U}, {GapRule::kStay, 2 * large + small, 0U}}) {
-    Schedule schedule = timed(make_iteration(script.log(), 4), {1, 1, 1, 1});
-    PolicyOptions given = options(room);
-    given.rates.host_ms = 2 * small; // of one byte a millisecond
-    choose_evictions_in_time(schedule, given, room, rule);
-    CHECK_EQ(std::ranges::count(schedule.in_place, true), 2);
-    unsigned leaves = 0;
-    for (std::uint32_t use = 0; use < schedule.iteration.uses.size(); ++use) {
-      const Value& value = schedule.iteration.values[schedule.iteration.uses[use].value];
-      leaves += schedule.evicted_after[use] && value.bytes == large;
-    }
-    CHECK_EQ(leaves, left);
+  Schedule schedule = timed(make_iteration(script.log(), 4), {1, 1, 1, 1});
+  PolicyOptions given = options(large);
+  given.rates.host_ms = 2 * small; // of one byte a millisecond
+  choose_evictions_in_time(schedule, given, large, GapRule::kFewest);
+  CHECK_EQ(std::ranges::count(schedule.in_place, true), 2);
+  unsigned leaves = 0;
+  for (std::uint32_t use = 0; use < schedule.iteration.uses.size(); ++use) {
+    const Value& value = schedule.iteration.values[schedule.iteration.uses[use].value];
+    leaves += schedule.evicted_after[use] && value.bytes == large;
+  }
+  CHECK_EQ(leaves, 1U);
+}
+
+TEST(evictions_share_the_link) {
+  Script script({{1, 8}, {2, 8}, {3, 8}, {6, 1}});
+  for (int iteration = 0; iteration < 4; ++iteration) {
+    script.op(10, {{1, true}, {2, true}}); // 0
+    script.op(11, {{6, false}}); // 1: long enough for one write-back
+    script.op(12, {}, {{101, 16}}, {101}); // 2: the peak
+    script.op(11, {{6, false}}); // 3: long
+    script.op(13, {{1, true}, {2, true}, {3, true}}); // 4
+    script.op(11, {{6, false}}); // 5: long
+  }
+  for (const auto& [rule, expected] :
+       {std::pair{GapRule::kMostExcess, "0:1 4:3"}, {GapRule::kMostExcessAlone, "0:1 0:2"}}) {
+    Schedule schedule = timed(make_iteration(script.log(), 6), {1, 12, 1, 24, 1, 24});
+    choose_evictions_in_time(schedule, options(25), 25, rule);
+    CHECK_EQ(evictions(schedule), expected);
   }
 }
 
@@ -285,7 +280,7 @@ TEST(what_is_only_freed_leaves_the_device_for_what_finds_no_room_beside_it) {
     script.op(11, {{1, true}}, {{102, 8}});
     script.op(12, {{1, true}, {102, false}}, {}, {101, 102});
   }
-  for (const GapRule rule : {GapRule::kMostExcess, GapRule::kFewest, GapRule::kStay}) {
+  for (const GapRule rule : {GapRule::kMostExcess, GapRule::kFewest, GapRule::kMostExcessAlone}) {
     Schedule schedule = timed(make_iteration(script.log(), 3), {1, 1, 1});
     choose_evictions_in_time(schedule, options(16), 16, rule);
     place_fetches(schedule, 16, latest_fetches(schedule, {1, 1, 1}));

@@ -53,6 +53,40 @@ struct Range {
   }
 };
 
+/// When one direction of the link is idle, in ms of each operator's duration, at the program's pace.
+class Link {
+ public:
+  explicit Link(const Iteration& iteration) {
+    for (const Iteration::Op& op : iteration.ops) {
+      idle_.push_back(static_cast<double>(std::max(op.ms, op.host_ms)));
+    }
+  }
+  /// How many of the operators pass until a transfer has ended that begins with the first, or, if it is to end with the
+  /// last one, from its begin on.
+  std::uint32_t count(Range operators, double ms, bool from_end) const {
+    std::uint32_t passed = 0;
+    for (; ms > 0 && passed < operators.count; ++passed) {
+      ms -= idle_[at(operators, passed, from_end)];
+    }
+    return passed;
+  }
+  /// The same transfer is made.
+  void take(Range operators, double ms, bool from_end) {
+    for (std::uint32_t passed = 0; ms > 0 && passed < operators.count; ++passed) {
+      double& idle = idle_[at(operators, passed, from_end)];
+      const double taken = std::min(idle, ms);
+      idle -= taken;
+      ms -= taken;
+    }
+  }
+
+ private:
+  std::size_t at(Range operators, std::uint32_t passed, bool from_end) const {
+    return (operators.first + (from_end ? operators.count - 1 - passed : passed)) % idle_.size();
+  }
+  std::vector<double> idle_;
+};
+
 /// From one use of a value to its next one, with other operators between them; or from its last use until it is freed,
 /// such as gradients until `zero_grad`.
 struct Gap {
@@ -60,7 +94,8 @@ struct Gap {
   std::uint32_t value = 0;
   double transferred = 0; ///< bytes, both ways, and what the link could carry while the host starts the transfers
   Range between; ///< the operators that have the value's room if it is evicted
-  Range hidden; ///< those of them that neither transfer delays
+  Range hidden; ///< those of them that neither transfer delays, beside the transfers of the chosen gaps
+  double out_ms = 0, into_ms = 0; ///< of its transfers
   bool chosen = false;
 };
 
@@ -73,7 +108,8 @@ class ByTime {
         capacity_(static_cast<double>(capacity)),
         rule_(rule),
         size_(iteration_.size()),
-        clock_(iteration_),
+        out_(iteration_),
+        into_(iteration_),
         gap_of_(iteration_.uses.size(), kNone) {
     schedule_.evicted_after.assign(iteration_.uses.size(), false);
     schedule_.in_place.assign(iteration_.uses.size(), false);
@@ -122,21 +158,23 @@ class ByTime {
     const std::vector<std::uint32_t>& uses = iteration_.uses_of[it.value];
     const bool is_written = std::ranges::any_of(uses, [&](std::uint32_t each) { return iteration_.uses[each].writes; });
     const auto bytes = static_cast<double>(value.bytes);
-    const std::uint64_t begin = std::uint64_t{size_} + it.op, end = begin + it.distance + (returns ? 0 : 1);
     Gap gap;
     gap.use = use;
     gap.value = it.value;
     const double each = bytes + options_.rates.host_ms * options_.rates.into;
     gap.transferred = (is_written ? each : 0) + (returns ? each : 0);
-    gap.between = {(it.op + 1) % size_, static_cast<std::uint32_t>(end - begin) - 1};
-    const double left = clock_.end(begin) + (is_written ? bytes / options_.rates.out : 0);
-    const double back = clock_.begin(end) - (returns ? bytes / options_.rates.into : 0);
-    const std::uint64_t first = clock_.first_from(left), last = clock_.ended_by(back);
-    if (last > first) {
-      gap.hidden = {static_cast<std::uint32_t>(first % size_), static_cast<std::uint32_t>(last - first)};
-    }
+    gap.between = {(it.op + 1) % size_, static_cast<std::uint32_t>(it.distance) - (returns ? 1 : 0)};
+    gap.out_ms = is_written ? bytes / options_.rates.out : 0;
+    gap.into_ms = returns ? bytes / options_.rates.into : 0;
+    gap.hidden = hidden_of(gap);
     gap_of_[use] = static_cast<std::uint32_t>(gaps_.size());
     gaps_.push_back(gap);
+  }
+
+  Range hidden_of(const Gap& gap) const {
+    const std::uint32_t out = out_.count(gap.between, gap.out_ms, /*from_end=*/false);
+    const std::uint32_t into = into_.count(gap.between, gap.into_ms, /*from_end=*/true);
+    return {(gap.between.first + out) % size_, gap.between.count - std::min(gap.between.count, out + into)};
   }
 
   void add_usage(Range range, double bytes) {
@@ -147,6 +185,31 @@ class ByTime {
 
   /// Evicts in the gap that relieves the operator and that the rule ranks first.
   bool choose(std::uint32_t op, Range Gap::* relieved) {
+    Gap* best = first_of(op, relieved);
+    if (best == nullptr) {
+      return false;
+    }
+    // The chosen gaps' transfers may delay it by now.
+    const bool shares = relieved == &Gap::hidden && rule_ != GapRule::kMostExcessAlone;
+    for (Range fresh; shares && (fresh = hidden_of(*best)).count != best->hidden.count;) {
+      best->hidden = fresh;
+      best = first_of(op, relieved);
+      if (best == nullptr) {
+        return false;
+      }
+    }
+    if (can_stay(*best)) {
+      schedule_.in_place[iteration_.uses[best->use].next] = true;
+      relieved = &Gap::between;
+    } else {
+      out_.take(best->between, best->out_ms, /*from_end=*/false);
+      into_.take(best->between, best->into_ms, /*from_end=*/true);
+    }
+    evict(*best, (*best).*relieved);
+    return true;
+  }
+
+  Gap* first_of(std::uint32_t op, Range Gap::* relieved) {
     Gap* best = nullptr;
     double best_score = 0;
     for (Gap& gap : gaps_) {
@@ -161,35 +224,25 @@ class ByTime {
         best_score = score;
       }
     }
-    if (best == nullptr) {
-      return false;
-    }
-    if (can_stay(*best)) {
-      schedule_.in_place[iteration_.uses[best->use].next] = true;
-      relieved = &Gap::between;
-    }
-    evict(*best, (*best).*relieved);
-    return true;
+    return best;
   }
 
   double score_of(const Gap& gap, Range range) const {
     const auto bytes = static_cast<double>(iteration_.values[gap.value].bytes);
     switch (rule_) {
       case GapRule::kMostExcess:
+      case GapRule::kMostExcessAlone:
         return (excess_ms_[range.first + range.count] - excess_ms_[range.first]) * bytes / gap.transferred;
       case GapRule::kFewest:
         // As many bytes as are used on the host while the host starts two transfers.
         return can_stay(gap) ? 2 * options_.rates.host_ms * options_.rates.in_place : bytes;
-      case GapRule::kStay:
-        return can_stay(gap) ? std::numeric_limits<double>::infinity() : bytes;
     }
     return 0;
   }
 
   /// Whether the value may be used where it is on the host, and by one operator only.
   bool can_stay(const Gap& gap) const {
-    const bool asked = rule_ == GapRule::kFewest || rule_ == GapRule::kStay;
-    return asked && options_.in_place && iteration_.uses[gap.use].next == gap.use &&
+    return rule_ == GapRule::kFewest && options_.in_place && iteration_.uses[gap.use].next == gap.use &&
            iteration_.ops[iteration_.uses[gap.use].op].in_place_ok;
   }
 
@@ -253,7 +306,8 @@ class ByTime {
   const double capacity_;
   const GapRule rule_;
   const std::uint32_t size_;
-  const Clock clock_;
+  Link out_;
+  Link into_;
   std::vector<double> usage_; ///< by operator; bytes that leave count until their transfer can be done
   std::vector<double> excess_ms_; ///< prefix sums of bytes above the capacity times ms, over two iterations
   std::vector<Gap> gaps_;

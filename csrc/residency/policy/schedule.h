@@ -45,12 +45,12 @@ void choose_evictions(Schedule& schedule, const PolicyOptions& options, std::siz
 /// How `choose_evictions_in_time` ranks the gaps between two uses.
 enum class GapRule {
   kMostExcess, ///< by the bytes above the capacity during the gap, times their duration, per transferred byte
+  kMostExcessAlone, ///< the same, as if each gap's transfers had the link to themselves
   kFewest, ///< by bytes, for few transfers; what needs none, since operators may use it on the host, as if it was large
-  kStay, ///< what needs no transfer, then by bytes
 };
 
 /// The same from the operators' durations. An eviction hides both transfers in the gap to the value's next use if the
-/// gap is long enough. Operators are relieved in order of their bytes above the capacity, each by the gap that `rule`
+/// link has the time for them there, beside those of the evictions before it. Operators are relieved in order of their bytes above the capacity, each by the gap that `rule`
 /// ranks first among those that hide their transfers. If there is none, transfers are exposed, and then uses are in
 /// place.
 void choose_evictions_in_time(Schedule& schedule, const PolicyOptions& options, std::size_t capacity, GapRule rule);
