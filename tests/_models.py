@@ -131,6 +131,15 @@ class Run:
     losses: list[float] = field(default_factory=list)
     parameters: dict[str, torch.Tensor] = field(default_factory=dict)
 
+    def is_close(self, other: Run, tolerance: float = 1e-4) -> bool:
+        """Equal but for roundings."""
+        return torch.allclose(
+            torch.tensor(self.losses), torch.tensor(other.losses), tolerance, tolerance
+        ) and all(
+            torch.allclose(value, other.parameters[name], tolerance, tolerance)
+            for name, value in self.parameters.items()
+        )
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Run):
             return NotImplemented

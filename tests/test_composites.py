@@ -44,42 +44,7 @@ class TestGroupNorm:
             F.group_norm(torch.ones(2, 6, 4, device="emu"), 3, torch.ones(5, device="emu"))
 
 
-CASES: dict[str, dict[str, object]] = {
-    "plain": {},
-    "causal": {"is_causal": True},
-    "scaled": {"scale": 0.3},
-    "shared heads": {"enable_gqa": True},
-    "masked": {"attn_mask": torch.tensor([[0.5, 0, 0, -1], [0, 1, 0, 0], [2, 0, 0, 0]], dtype=torch.float64)},
-    "boolean mask": {"attn_mask": torch.tensor([[True, True, False, True]] * 3)},
-}
-
-
 class TestAttention:
-    """The CPU's flash kernel has no second derivative. Compares with that of its other kernel."""
-
-    @pytest.mark.parametrize("case", CASES)
-    def test_second_derivatives(self, case: str) -> None:
-        options = CASES[case]
-        torch.manual_seed(0)
-        sizes = [(4 if case == "shared heads" else 2, 3), (2, 4), (2, 4)]
-        tensors = [torch.randn(2, heads, length, 8, dtype=torch.float64) for heads, length in sizes]
-        results = []
-        for device in ("cpu", "emu"):
-            operands = [tensor.to(device).requires_grad_() for tensor in tensors]
-            moved = {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in options.items()}
-            kernel = torch.nn.attention.SDPBackend.MATH if device == "cpu" else list_of_all_kernels()
-            with torch.nn.attention.sdpa_kernel(kernel):
-                output = F.scaled_dot_product_attention(*operands, **moved)  # type: ignore[arg-type]
-            assert output.grad_fn is not None
-            assert ("Flash" in output.grad_fn.name()) == (device == "emu")
-            first = torch.autograd.grad(output.square().sum(), operands, create_graph=True)
-            loss = sum(gradient.square().sum() for gradient in first)
-            assert isinstance(loss, torch.Tensor)
-            second = torch.autograd.grad(loss, operands)
-            results.append([tensor.detach().cpu() for tensor in (output, *first, *second)])
-        for expected, found in zip(*results, strict=True):
-            torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
-
     def test_first_derivatives_equal_the_cpus(self) -> None:
         torch.manual_seed(0)
         x = torch.randn(2, 2, 5, 8)
@@ -90,13 +55,3 @@ class TestAttention:
             gradients.append(operand.grad)
         assert gradients[0] is not None and gradients[1] is not None
         assert same_bits(gradients[0], gradients[1])
-
-    def test_of_an_encoder_layer(self) -> None:
-        torch.manual_seed(0)
-        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True).double().to("emu")
-        x = torch.randn(2, 3, 8, dtype=torch.float64).to("emu").requires_grad_()
-        assert torch.autograd.gradgradcheck(layer, x)
-
-
-def list_of_all_kernels() -> list[torch.nn.attention.SDPBackend]:
-    return [torch.nn.attention.SDPBackend.FLASH_ATTENTION, torch.nn.attention.SDPBackend.MATH]

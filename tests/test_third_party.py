@@ -87,33 +87,6 @@ class TestFlexAttention:
             flex_attention(query, key, value)
 
 
-class TestGradientsOfGroupNorm:
-    """PyTorch makes the operands contiguous on devices other than the CPU. Diffusion models mix formats."""
-
-    @pytest.mark.parametrize("affine", [True, False])
-    @pytest.mark.parametrize("format_", [torch.channels_last, torch.contiguous_format])
-    def test_equal_to_the_cpu_in_each_memory_format(self, format_: torch.memory_format, affine: bool) -> None:
-        def gradients(device: str) -> list[torch.Tensor]:
-            torch.manual_seed(0)
-            x, of_result = (
-                torch.randn(2, 64, 8, 8).contiguous(memory_format=format_).to(device) for _ in range(2)
-            )
-            scales = [torch.randn(64).to(device).requires_grad_() for _ in range(2)] if affine else []
-            wanted = [x.requires_grad_(), *scales]
-            weight, bias = scales or (None, None)
-            result, mean, rstd = torch.native_group_norm(x, weight, bias, 2, 64, 64, 8, 1e-5)
-            first = torch.autograd.grad(result, wanted, of_result, retain_graph=True)
-            again = torch.autograd.grad(result, wanted, of_result, create_graph=True)
-            loss = torch.stack([gradient.square().sum() for gradient in again]).sum()
-            twice = torch.autograd.grad(loss, wanted[: 1 + affine], retain_graph=True)
-            statistics = torch.autograd.grad(mean.sum() + rstd.sum(), [x])
-            return [result, mean, rstd, *first, *again, *twice, *statistics]
-
-        here, there = gradients("cpu"), gradients("emu")
-        assert all(map(same_bits, here, there))
-        assert [x.stride() for x in here] == [x.stride() for x in there]
-
-
 class TestAveraging:
     """torch.optim.swa_utils uses another formula on accelerators by default."""
 

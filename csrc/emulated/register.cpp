@@ -64,9 +64,7 @@ void register_kernels() {
   torch::Library& autograd = library("aten", c10::DispatchKey::AutogradPrivateUse1);
   register_recurrent(autograd, aten);
   register_dropout(autograd, aten);
-  register_group_norm(autograd, aten);
-  register_attention(autograd, aten);
-  register_group_norm_backward(autograd);
+  register_attention(aten);
   register_integer_kernels(aten);
   // The composite _convolution chooses an implementation by device, so it needs a kernel. Its caller aten::convolution
   // gets none, because torch.jit.trace records only _convolution.
