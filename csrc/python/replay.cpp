@@ -68,7 +68,7 @@ py::dict replay_on(const std::string& allocator, const std::vector<std::array<st
     ManagedRuntime& runtime = Context::get().runtime();
     const Location place = home.is_cpu() ? Location::host() : Location::device(home.index());
     const ReplayOptions options{place, initial, Context::get().options().allocator};
-    return replay(log, runtime, [&] { return make_subject(allocator, runtime, options); }, sample);
+    return replay(log, runtime, allocator, options, sample);
   });
   py::dict dict;
   dict["seconds"] = result.seconds;

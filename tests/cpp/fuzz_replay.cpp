@@ -80,7 +80,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     const ReplayLog log = log_of(input);
     const auto rows = std::ranges::count_if(log.events, [](const auto& event) { return event.kind <= Kind::kFree; });
     const ReplayOptions options{Location::device(0), input.below(64) * MiB, {}};
-    const ReplayResult result = replay(log, runtime, [&] { return make_subject(name, runtime, options); }, true);
+    const ReplayResult result = replay(log, runtime, name, options, true);
     FUZZ_CHECK(!result.failure.empty() || result.reserved.size() == static_cast<std::size_t>(rows));
   } catch (const InvalidArgument&) {
   }

@@ -30,8 +30,7 @@ ReplayLog small_log() {
 }
 
 ReplayResult replay_on(const std::string& name, RecordingRuntime& runtime, const ReplayLog& log, bool sample = true) {
-  const ReplayOptions options{kDevice, 4 * MiB, {}};
-  return replay(log, runtime, [&] { return make_subject(name, runtime, options); }, sample);
+  return replay(log, runtime, name, {kDevice, 4 * MiB, {}}, sample);
 }
 
 TEST(every_allocator_replays_the_log_without_leaks) {
@@ -57,24 +56,21 @@ TEST(every_allocator_replays_the_log_without_leaks) {
   }
 }
 
-TEST(a_subject_is_told_of_iterations) {
+TEST(arenas_and_plans_are_told_of_iterations) {
+  ReplayLog log{{kStream}, {}, 0};
+  for (std::uint32_t turn = 0; turn < 4; ++turn) {
+    log.events.push_back({Kind::kIterationBegins, 0, 0, 0});
+    for (int request = 0; request < 3; ++request) { // an arena does not reuse freed memory within an iteration
+      log.events.push_back({Kind::kAllocate, 0, log.allocations, 80 * MiB});
+      log.events.push_back({Kind::kFree, 0, log.allocations++, 80 * MiB});
+    }
+    log.events.push_back({Kind::kIterationEnds, 0, 0, 0});
+  }
   RecordingRuntime runtime;
-  std::vector<std::string> told;
-  const auto make = [&] {
-    ReplaySubject subject;
-    subject.runtime = counted_runtime(runtime);
-    const auto inside = std::make_shared<CountingAllocator>(subject.runtime);
-    subject.allocator = inside;
-    subject.outside = subject.runtime;
-    subject.begin_iteration = [&] { told.push_back("begins"); };
-    subject.end_iteration = [&told, inside] {
-      told.push_back("ends");
-      CHECK_EQ(inside->passed().total_allocations, 2); // within the iteration
-    };
-    return subject;
-  };
-  CHECK_EQ(replay(small_log(), runtime, make, false).failure, "");
-  CHECK(told == std::vector<std::string>({"begins", "ends"}));
+  const auto reserved = replay_on("arena", runtime, log).reserved;
+  CHECK(reserved[5] > reserved[1]);
+  CHECK_EQ(reserved.back(), reserved[5]); // the other iterations get the first one's blocks
+  CHECK(replay_on("plan", runtime, log).last_iteration_seconds > 0);
 }
 
 TEST(an_allocator_without_memory_fails) {
@@ -127,7 +123,7 @@ TEST(invalid_logs_are_refused) {
   // A table of that size must not be allocated.
   CHECK_EQ(replay_on("caching", runtime, {{kStream}, {{Kind::kAllocate, 0, 0, 8}}, ~std::uint32_t{0}}).failure, "");
   CHECK_EQ(runtime.managed_bytes(), std::size_t{0});
-  CHECK_THROWS(InvalidArgument, make_subject("stash", runtime, {}));
+  CHECK_THROWS(InvalidArgument, replay_on("stash", runtime, {}));
 }
 
 } // namespace

@@ -20,7 +20,7 @@ struct CachingOptions {
   AllocatorOptions cache = {};
 };
 
-class CachingAllocator final : public Allocator {
+class CachingAllocator : public Allocator {
  public:
   /// \param memory not owned; must outlive this
   explicit CachingAllocator(CachingManagedAllocator& memory) : description_("caching"), memory_(memory) {}

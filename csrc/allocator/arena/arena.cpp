@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <numeric>
 #include <utility>
 
 #include "allocator/size_classes.h"
@@ -21,6 +22,15 @@ ArenaOptions checked(ArenaOptions options, int devices) {
   }
   options.initial = round_up(options.initial, kAllocationAlignment);
   return options;
+}
+
+/// Moves the blocks for which `moves` is true to another list. \throws std::bad_alloc, and nothing has changed
+template <class Blocks, class Moves>
+void move_if(Blocks& from, Blocks& to, Moves moves) {
+  to.reserve(to.size() + from.size());
+  const auto moved = std::ranges::stable_partition(from, [&](const auto& block) { return !moves(*block); });
+  std::ranges::move(moved, std::back_inserter(to));
+  from.erase(moved.begin(), moved.end());
 }
 
 } // namespace
@@ -52,7 +62,7 @@ struct Arena::Block {
   std::int64_t allocations = 0; ///< live
   std::int64_t bytes = 0; ///< of the live allocations, as requested
   bool shared = false; ///< other streams used some of it
-  bool retired = false; ///< its scope has ended; the last free deletes it
+  std::shared_ptr<Block> self; ///< while it has allocations, which may outlive its scope
 };
 
 Arena::Arena(ManagedRuntime& runtime, std::shared_ptr<Allocator> upstream, const ArenaOptions& options)
@@ -80,37 +90,38 @@ Allocation Arena::allocate(std::size_t bytes, Location home, Stream stream) {
                       format_bytes(bytes) + " requested from " + description() + "; no machine has that much");
   }
   const std::size_t rounded = round_up(bytes, kAllocationAlignment);
-  std::unique_ptr<Block> made; // declared before the lock, so that a failure frees it without the mutex
+  std::shared_ptr<Block> made; // declared before the lock, so that a failure frees it without the mutex
   std::unique_lock lock(mutex_);
   std::size_t there = 0;
-  for (const std::unique_ptr<Block>& block : scopes_[open_][stream]) {
+  for (const std::shared_ptr<Block>& block : scopes_[open_][stream]) {
     if (block->memory.bytes - block->top >= rounded) {
-      return take(*block, bytes, rounded);
+      return take(block, bytes, rounded);
     }
     there += block->memory.bytes;
   }
   const std::size_t wanted = std::max({options_.initial, there, rounded});
   lock.unlock();
   try {
-    made = std::make_unique<Block>(*this, wanted, stream);
+    made = std::make_shared<Block>(*this, wanted, stream);
   } catch (const OutOfMemory&) {
     if (wanted == rounded) {
       throw;
     }
-    made = std::make_unique<Block>(*this, rounded, stream);
+    made = std::make_shared<Block>(*this, rounded, stream);
   }
   lock.lock();
-  Blocks& blocks = scopes_[open_][stream]; // of another scope, if that one has ended meanwhile
-  blocks.push_back(std::move(made));
-  return take(*blocks.back(), bytes, rounded);
+  scopes_[open_][stream].push_back(made); // another scope, if that one has ended meanwhile
+  return take(made, bytes, rounded);
 }
 
-Allocation Arena::take(Block& block, std::size_t bytes, std::size_t rounded) {
-  void* const ptr = static_cast<char*>(block.memory.ptr) + std::exchange(block.top, block.top + rounded);
-  ++block.allocations;
-  block.bytes += static_cast<std::int64_t>(bytes);
+Allocation Arena::take(const std::shared_ptr<Block>& block, std::size_t bytes, std::size_t rounded) {
+  void* const ptr = static_cast<char*>(block->memory.ptr) + std::exchange(block->top, block->top + rounded);
+  if (block->allocations++ == 0) {
+    block->self = block;
+  }
+  block->bytes += static_cast<std::int64_t>(bytes);
   figures_.count_allocated(bytes);
-  return {ptr, bytes, &block};
+  return {ptr, bytes, block.get()};
 }
 
 void Arena::free(const Allocation& allocation) noexcept {
@@ -118,13 +129,12 @@ void Arena::free(const Allocation& allocation) noexcept {
     return;
   }
   Block& block = *static_cast<Block*>(allocation.handle);
-  std::unique_ptr<Block> last; // destroyed after the lock is released
+  std::shared_ptr<Block> last; // destroyed after the lock is released
   const std::lock_guard lock(mutex_);
-  --block.allocations;
   block.bytes -= static_cast<std::int64_t>(allocation.bytes);
   figures_.count_freed(allocation.bytes);
-  if (block.retired && block.allocations == 0) {
-    last.reset(&block);
+  if (--block.allocations == 0) {
+    last = std::move(block.self);
   }
 }
 
@@ -147,19 +157,13 @@ std::size_t Arena::release() {
   }
   Blocks unused; // destroyed after the lock is released
   const std::lock_guard lock(mutex_);
-  std::size_t bytes = 0;
   for (Scope& scope : scopes_) {
     for (auto& [stream, blocks] : scope) {
-      const auto idle =
-          std::ranges::stable_partition(blocks, [](const auto& block) { return block->allocations != 0; });
-      for (const std::unique_ptr<Block>& block : idle) {
-        bytes += block->memory.bytes;
-      }
-      std::ranges::move(idle, std::back_inserter(unused));
-      blocks.erase(idle.begin(), idle.end());
+      move_if(blocks, unused, [](const Block& block) { return block.allocations == 0; });
     }
   }
-  return bytes;
+  return std::accumulate(unused.begin(), unused.end(), std::size_t{0},
+                         [](std::size_t bytes, const auto& block) { return bytes + block->memory.bytes; });
 }
 
 AllocatorFigures Arena::figures() const {
@@ -203,22 +207,16 @@ Outlived Arena::reset() {
 }
 
 /// Empties the blocks of a scope. Blocks in use stay with their allocations, and are no longer the scope's.
-Outlived Arena::reclaim(Scope& scope, Blocks& unused) {
+/// \param dropped receives what the scope no longer has
+Outlived Arena::reclaim(Scope& scope, Blocks& dropped) {
   Outlived outlived;
   for (auto& [stream, blocks] : scope) {
-    unused.reserve(unused.size() + blocks.size());
-    for (std::unique_ptr<Block>& block : blocks) {
+    for (const std::shared_ptr<Block>& block : blocks) {
       outlived.allocations += block->allocations;
       outlived.bytes += block->bytes;
       block->top = 0;
-      if (block->allocations != 0) {
-        block->retired = true;
-        static_cast<void>(block.release());
-      } else if (block->shared) {
-        unused.push_back(std::move(block));
-      }
     }
-    std::erase(blocks, nullptr);
+    move_if(blocks, dropped, [](const Block& block) { return block.allocations != 0 || block.shared; });
   }
   return outlived;
 }

@@ -70,12 +70,12 @@ class Arena final : public Allocator {
 
  private:
   struct Block;
-  using Blocks = std::vector<std::unique_ptr<Block>>;
+  using Blocks = std::vector<std::shared_ptr<Block>>;
   using Scope = std::map<Stream, Blocks>;
 
   // Require the mutex:
-  Allocation take(Block& block, std::size_t bytes, std::size_t rounded);
-  static Outlived reclaim(Scope& scope, Blocks& unused);
+  Allocation take(const std::shared_ptr<Block>& block, std::size_t bytes, std::size_t rounded);
+  static Outlived reclaim(Scope& scope, Blocks& dropped);
 
   const std::shared_ptr<Allocator> upstream_;
   const ArenaOptions options_;

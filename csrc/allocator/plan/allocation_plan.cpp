@@ -43,8 +43,8 @@ struct AllocationPlan::Schedule {
   std::size_t bytes = 0, peak_live_bytes = 0;
   Allocation segment;
   std::int64_t live = 0; ///< allocations in the segment
+  std::shared_ptr<Schedule> self; ///< while there are some, which may outlive the plan's use of it
   bool shared = false; ///< other streams used the segment: it must not be reused
-  bool retired = false; ///< replaced; the last free deletes it
 };
 
 AllocationPlan::Schedule::Schedule(AllocationPlan& plan, std::vector<Slot> record)
@@ -71,7 +71,7 @@ AllocationPlan::Schedule::Schedule(AllocationPlan& plan, std::vector<Slot> recor
 }
 
 AllocationPlan::Schedule::~Schedule() {
-  if (segment) {
+  if (segment && !plan.forks_.in_child()) { // a child's memory belongs to the parent
     plan.upstream_->free(segment);
     const std::lock_guard lock(plan.mutex_);
     plan.figures_.count_released(segment.bytes);
@@ -82,9 +82,6 @@ AllocationPlan::AllocationPlan(std::shared_ptr<Allocator> upstream, Location hom
     : upstream_(required(std::move(upstream), "an allocation plan")), home_(home) {}
 
 AllocationPlan::~AllocationPlan() {
-  if (forks_.in_child()) {
-    static_cast<void>(schedule_.release()); // the memory belongs to the parent
-  }
   schedule_.reset(); // while the members that ~Schedule uses still exist
 }
 
@@ -128,7 +125,7 @@ void AllocationPlan::begin_iteration() {
 
 void AllocationPlan::end_iteration() {
   check_not_forked();
-  std::unique_ptr<Schedule> old; // destroyed without the mutex
+  std::shared_ptr<Schedule> old; // destroyed without the mutex
   std::vector<Slot> record;
   {
     const std::lock_guard lock(mutex_);
@@ -144,13 +141,9 @@ void AllocationPlan::end_iteration() {
     }
     record.swap(now_.record);
     old = std::move(schedule_);
-    if (old != nullptr && old->live > 0) {
-      old->retired = true;
-      static_cast<void>(old.release());
-    }
   }
   old.reset();
-  auto made = std::make_unique<Schedule>(*this, std::move(record));
+  auto made = std::make_shared<Schedule>(*this, std::move(record));
   const std::lock_guard lock(mutex_);
   schedule_ = std::move(made);
   ++counts_.plans;
@@ -213,7 +206,9 @@ Allocation AllocationPlan::allocate(std::size_t bytes, Location home, Stream str
         slot->iteration = iteration;
         slot->entry = entry;
         slot->live = true;
-        ++schedule_->live;
+        if (schedule_->live++ == 0) {
+          schedule_->self = schedule_;
+        }
         figures_.count_allocated(bytes);
         return {static_cast<char*>(schedule_->segment.ptr) + slot->offset, bytes, slot};
       }
@@ -237,7 +232,7 @@ void AllocationPlan::free(const Allocation& allocation) noexcept {
   }
   auto* const slot = static_cast<Slot*>(allocation.handle);
   Schedule* const schedule = slot->schedule;
-  std::unique_ptr<Schedule> last; // destroyed without the mutex
+  std::shared_ptr<Schedule> last; // destroyed without the mutex
   {
     const std::lock_guard lock(mutex_);
     if (in_iteration_ && slot->iteration == iteration_) {
@@ -248,8 +243,8 @@ void AllocationPlan::free(const Allocation& allocation) noexcept {
       figures_.count_released(allocation.bytes);
     } else {
       slot->live = schedule->shared; // else its bytes are free
-      if (--schedule->live == 0 && schedule->retired) {
-        last.reset(schedule);
+      if (--schedule->live == 0) {
+        last = std::move(schedule->self);
       }
     }
   }

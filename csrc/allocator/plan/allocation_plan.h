@@ -101,7 +101,7 @@ class AllocationPlan final : public Allocator {
   const ForkWatch forks_;
 
   mutable std::mutex mutex_; // guards the rest
-  std::unique_ptr<Schedule> schedule_; ///< null: no plan yet
+  std::shared_ptr<Schedule> schedule_; ///< null: no plan yet
   bool in_iteration_ = false;
   std::uint32_t iteration_ = 0; ///< starts at 1
   Iteration now_;

@@ -3,8 +3,11 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <functional>
+#include <memory>
 #include <utility>
 
+#include "allocator/adaptors/adaptors.h"
 #include "allocator/adaptors/caching_allocator.h"
 #include "allocator/arena/arena.h"
 #include "allocator/plan/allocation_plan.h"
@@ -62,41 +65,37 @@ struct Held : std::vector<HeldAllocation> {
 
 constexpr std::array<const char*, 5> kNames = {"none", "caching", "pool", "arena", "plan"};
 
-} // namespace
+/// The allocators of a replay.
+struct Subject {
+  std::shared_ptr<CountingAllocator> runtime; ///< the lowest upstream: its allocated bytes are the reserved bytes
+  std::shared_ptr<Allocator> allocator; ///< the allocator under test
+  /// Serves requests outside iterations, and those for homes that `allocator` does not serve.
+  std::shared_ptr<Allocator> outside;
+  std::function<void()> begin_iteration = [] {}, end_iteration = [] {};
+};
 
-std::vector<std::string> replay_allocators() {
-  return {kNames.begin(), kNames.end()};
-}
-
-std::shared_ptr<CountingAllocator> counted_runtime(ManagedRuntime& runtime) {
-  return std::make_shared<CountingAllocator>(std::make_shared<RuntimeAllocator>(runtime));
-}
-
-ReplaySubject make_subject(const std::string& name, ManagedRuntime& runtime, const ReplayOptions& options) {
-  ReplaySubject subject;
-  subject.runtime = counted_runtime(runtime);
-  const auto caching = [&](std::size_t initial) {
-    return std::make_shared<CachingAllocator>(
-        runtime, subject.runtime, CachingOptions{.home = options.home, .initial = initial, .cache = options.cache});
-  };
+Subject make_subject(const std::string& name, ManagedRuntime& runtime, const ReplayOptions& options) {
+  Subject subject;
+  subject.runtime = std::make_shared<CountingAllocator>(std::make_shared<RuntimeAllocator>(runtime));
   if (name == "none") {
-    subject.allocator = subject.runtime;
-  } else if (name == "caching") {
-    subject.allocator = caching(0);
-  } else if (name == "pool") {
-    subject.allocator = caching(options.initial);
-  } else if (name == "arena") {
-    subject.outside = caching(0);
-    const auto arena = std::make_shared<Arena>(runtime, subject.outside,
+    subject.allocator = subject.outside = subject.runtime;
+    return subject;
+  }
+  const auto caching = std::make_shared<CachingAllocator>(
+      runtime, subject.runtime,
+      CachingOptions{.home = options.home, .initial = name == "pool" ? options.initial : 0, .cache = options.cache});
+  subject.allocator = subject.outside = caching;
+  if (name == "arena") {
+    const auto arena = std::make_shared<Arena>(runtime, caching,
                                                ArenaOptions{options.home, std::max<std::size_t>(options.initial, 1)});
     subject.end_iteration = [arena] { arena->reset(); };
     subject.allocator = arena;
   } else if (name == "plan") {
-    const auto plan = std::make_shared<AllocationPlan>(caching(0), options.home);
+    const auto plan = std::make_shared<AllocationPlan>(caching, options.home);
     subject.begin_iteration = [plan] { plan->begin_iteration(); };
     subject.end_iteration = [plan] { plan->end_iteration(); };
-    subject.allocator = plan;
-  } else {
+    subject.allocator = subject.outside = plan;
+  } else if (name != "caching" && name != "pool") {
     std::string accepted;
     for (const char* const known : kNames) {
       accepted += (accepted.empty() ? "" : ", ") + std::string(known);
@@ -106,8 +105,14 @@ ReplaySubject make_subject(const std::string& name, ManagedRuntime& runtime, con
   return subject;
 }
 
-ReplayResult replay(const ReplayLog& log, ManagedRuntime& runtime, const std::function<ReplaySubject()>& make,
-                    bool sample) {
+} // namespace
+
+std::vector<std::string> replay_allocators() {
+  return {kNames.begin(), kNames.end()};
+}
+
+ReplayResult replay(const ReplayLog& log, ManagedRuntime& runtime, const std::string& allocator,
+                    const ReplayOptions& options, bool sample) {
   std::vector<Stream> streams;
   std::vector<std::shared_ptr<void>> made; // destroy the streams after the allocators that file blocks under them
   for (Stream stream : log.streams) {
@@ -120,9 +125,7 @@ ReplayResult replay(const ReplayLog& log, ManagedRuntime& runtime, const std::fu
   ReplayResult result;
   std::size_t row = 0;
   try {
-    const ReplaySubject subject = make();
-    Allocator* const inner = subject.allocator.get();
-    Allocator* const outer = subject.outside == nullptr ? inner : subject.outside.get();
+    const Subject subject = make_subject(allocator, runtime, options);
     Held held(std::min<std::size_t>(log.allocations, log.events.size()));
     bool inside = false;
     const auto since = [](Clock::time_point begin) {
@@ -153,9 +156,9 @@ ReplayResult replay(const ReplayLog& log, ManagedRuntime& runtime, const std::fu
       if (allocates) {
         const Stream stream = streams[event.stream];
         const Location home{stream.device};
-        Allocator* const from = inside && inner->serves(home) ? inner : outer;
-        allocation = from->allocate(event.bytes, home, stream);
-        owner = from;
+        Allocator& from = inside && subject.allocator->serves(home) ? *subject.allocator : *subject.outside;
+        allocation = from.allocate(event.bytes, home, stream);
+        owner = &from;
       } else {
         std::exchange(owner, nullptr)->free(allocation);
       }

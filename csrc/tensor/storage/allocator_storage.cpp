@@ -3,7 +3,6 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <array>
 #include <exception>
 #include <mutex>
 #include <unordered_map>
@@ -23,51 +22,16 @@ struct Given {
   std::vector<Stream> streams; ///< the allocation's stream first, then the recorded ones
 };
 
-/// Allocations by address, sharded so that threads that allocate concurrently rarely contend.
-class Registry {
- public:
-  void add(Given* given) {
-    Part& part = of(given->allocation.ptr);
-    const std::lock_guard lock(part.mutex);
-    part.given.emplace(given->allocation.ptr, given);
-  }
-  void remove(const Given& given) {
-    Part& part = of(given.allocation.ptr);
-    const std::lock_guard lock(part.mutex);
-    part.given.erase(given.allocation.ptr);
-  }
-  Given* find(void* ptr) {
-    Part& part = of(ptr);
-    const std::lock_guard lock(part.mutex);
-    const auto found = part.given.find(ptr);
-    return found == part.given.end() ? nullptr : found->second;
-  }
-  void add_stream(Given& given, Stream stream) {
-    const std::lock_guard lock(of(given.allocation.ptr).mutex);
-    if (std::ranges::find(given.streams, stream) == given.streams.end()) {
-      given.streams.push_back(stream);
-    }
-  }
-  std::vector<Stream> streams(const Given& given) {
-    const std::lock_guard lock(of(given.allocation.ptr).mutex);
-    return given.streams;
-  }
+/// Allocations by address.
+struct Registry {
+  std::mutex mutex; // leaf: nothing is called with it held. It guards all `Given::streams`, too
+  std::unordered_map<void*, Given*> given;
 
- private:
-  struct Part {
-    std::mutex mutex; // leaf: nothing is called with it held
-    std::unordered_map<void*, Given*> given;
-  };
-  Part& of(void* ptr) {
-    return parts_[(reinterpret_cast<std::uintptr_t>(ptr) / kAllocationAlignment) % parts_.size()];
+  static Registry& get() {
+    static auto* all = new Registry(); // leaked: storages are freed after static destructors have run
+    return *all;
   }
-  std::array<Part, 16> parts_;
 };
-
-Registry& registry() {
-  static auto* all = new Registry(); // leaked: storages are freed after static destructors have run
-  return *all;
-}
 
 void report(void* ptr, std::int64_t change, Location home) {
   if (c10::memoryProfilingEnabled()) {
@@ -80,7 +44,10 @@ void delete_given(void* context) {
     return; // the memory belongs to the parent
   }
   const std::unique_ptr<Given> given(static_cast<Given*>(context));
-  registry().remove(*given); // before the free: afterwards the address may be reused
+  {
+    const std::lock_guard lock(Registry::get().mutex);
+    Registry::get().given.erase(given->allocation.ptr); // before the free: afterwards the address may be reused
+  }
   given->allocator->free(given->allocation);
   try {
     report(given->allocation.ptr, -static_cast<std::int64_t>(given->allocation.bytes), given->home);
@@ -111,7 +78,8 @@ c10::DataPtr allocate_from(const std::shared_ptr<Allocator>& allocator, std::siz
   std::unique_ptr<Given> given;
   try {
     given = std::make_unique<Given>(Given{allocator, allocation, home, {stream}});
-    registry().add(given.get());
+    const std::lock_guard lock(Registry::get().mutex);
+    Registry::get().given.emplace(allocation.ptr, given.get());
   } catch (...) {
     allocator->free(allocation);
     throw;
@@ -126,18 +94,26 @@ bool is_from_allocator(const c10::DataPtr& data) {
 }
 
 c10::DataPtr allocator_data_at(void* ptr, c10::Device device) {
-  Given* const given = registry().find(ptr);
-  return given == nullptr ? c10::DataPtr() : c10::DataPtr(ptr, given, &delete_given, device);
+  Registry& registry = Registry::get();
+  const std::lock_guard lock(registry.mutex);
+  const auto found = registry.given.find(ptr);
+  return found == registry.given.end() ? c10::DataPtr() : c10::DataPtr(ptr, found->second, &delete_given, device);
 }
 
 void record_allocator_stream(const c10::DataPtr& data, Stream stream) {
   Given& given = given_of(data);
-  registry().add_stream(given, stream);
+  {
+    const std::lock_guard lock(Registry::get().mutex);
+    if (std::ranges::find(given.streams, stream) == given.streams.end()) {
+      given.streams.push_back(stream);
+    }
+  }
   given.allocator->record_stream(given.allocation, stream);
 }
 
 std::vector<Stream> allocator_streams(const c10::DataPtr& data) {
-  std::vector<Stream> streams = registry().streams(given_of(data));
+  const std::lock_guard lock(Registry::get().mutex);
+  std::vector<Stream> streams = given_of(data).streams;
   std::erase_if(streams, [](Stream stream) { return stream.is_host(); });
   return streams;
 }

@@ -1,7 +1,5 @@
 #include "tensor/storage/process_allocator.h"
 
-#include <string>
-
 #include "allocator/adaptors/caching_allocator.h"
 #include "runtime/error.h"
 #include "tensor/process/budgets.h"
@@ -13,8 +11,10 @@
 namespace torch_uvm {
 namespace {
 
-class ProcessAllocator final : public Allocator {
+class ProcessAllocator final : public CachingAllocator {
  public:
+  ProcessAllocator() : CachingAllocator(Context::get().managed_allocator()) {}
+
   Allocation allocate(std::size_t bytes, Location home, Stream stream) override {
     if (Context::get().forked()) {
       throw RuntimeFailure(
@@ -24,7 +24,7 @@ class ProcessAllocator final : public Allocator {
     if (!home.is_host()) {
       start_budget(home.index);
     }
-    const Allocation allocation = with_idle_memory([&] { return caching_.allocate(bytes, home, stream); });
+    const Allocation allocation = with_idle_memory([&] { return CachingAllocator::allocate(bytes, home, stream); });
     if (!home.is_host()) {
       note_allocation(home.index, bytes);
     }
@@ -32,23 +32,8 @@ class ProcessAllocator final : public Allocator {
   }
   void free(const Allocation& allocation) noexcept override {
     forget_hints(static_cast<Block*>(allocation.handle));
-    caching_.free(allocation);
+    CachingAllocator::free(allocation);
   }
-  void record_stream(const Allocation& allocation, Stream stream) override {
-    caching_.record_stream(allocation, stream);
-  }
-  std::size_t release() override {
-    return caching_.release();
-  }
-  AllocatorFigures figures() const override {
-    return caching_.figures();
-  }
-  std::string description() const override {
-    return caching_.description();
-  }
-
- private:
-  CachingAllocator caching_{Context::get().managed_allocator()};
 };
 
 } // namespace
