@@ -1,7 +1,6 @@
 // Autocast with the CPU's operator lists. The accelerator runs the CPU's kernels, so the same operators are safe in
 // lower precision, and results under autocast equal the CPU's.
 #include <ATen/autocast_mode.h>
-#include <ATen/core/List.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include <string>
@@ -9,6 +8,7 @@
 
 #include "emulated/backend.h"
 #include "emulated/kernels.h"
+#include "emulated/operands.h"
 
 namespace torch_uvm::emulated {
 namespace {
@@ -45,19 +45,6 @@ const std::unordered_set<std::string>& promoted() {
   return names;
 }
 
-template <class Visit>
-void for_each_cast_tensor(c10::ArrayRef<c10::IValue> arguments, Visit visit) {
-  for (const c10::IValue& value : arguments) {
-    if (value.isTensor()) {
-      visit(value.toTensor());
-    } else if (value.isTensorList()) {
-      for (const c10::IValue& element : value.toListRef()) {
-        visit(element.toTensor());
-      }
-    }
-  }
-}
-
 c10::ScalarType target_type(const std::string& name, c10::ArrayRef<c10::IValue> arguments) {
   const c10::ScalarType lower = at::autocast::get_lower_precision_fp_from_device_type(kDeviceType);
   if (cast_down().contains(name)) {
@@ -67,8 +54,12 @@ c10::ScalarType target_type(const std::string& name, c10::ArrayRef<c10::IValue> 
     return c10::kFloat;
   }
   c10::ScalarType widest = lower;
-  for_each_cast_tensor(
-      arguments, [&](const at::Tensor& tensor) { widest = at::autocast::prioritize(widest, tensor, kDeviceType); });
+  for (const c10::IValue& argument : arguments) {
+    replaced(argument, [&](const at::Tensor& tensor) {
+      widest = at::autocast::prioritize(widest, tensor, kDeviceType);
+      return tensor;
+    });
+  }
   return widest;
 }
 
@@ -78,17 +69,8 @@ void cast_and_call(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const auto arguments = torch::jit::last(*stack, count);
   const c10::ScalarType type = target_type(op.schema().name(), arguments);
   for (std::size_t i = stack->size() - count; i < stack->size(); ++i) {
-    c10::IValue& value = (*stack)[i];
-    if (value.isTensor()) {
-      value = at::autocast::cached_cast(type, value.toTensor(), kDeviceType);
-    } else if (value.isTensorList()) {
-      c10::List<at::Tensor> cast;
-      cast.reserve(value.toListRef().size());
-      for (const c10::IValue& element : value.toListRef()) {
-        cast.push_back(at::autocast::cached_cast(type, element.toTensor(), kDeviceType));
-      }
-      value = std::move(cast);
-    }
+    (*stack)[i] = replaced(
+        (*stack)[i], [&](const at::Tensor& tensor) { return at::autocast::cached_cast(type, tensor, kDeviceType); });
   }
   op.callBoxed(stack);
 }

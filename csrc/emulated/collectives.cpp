@@ -42,30 +42,6 @@ namespace {
 using Pair = std::pair<at::Tensor, at::Tensor>;
 using Pairs = std::vector<Pair>;
 
-/// A copy of the value with each tensor replaced, in nested lists too.
-template <class Replace>
-c10::IValue replaced(const c10::IValue& value, const Replace& replace) {
-  if (value.isTensor()) {
-    return replace(value.toTensor());
-  }
-  if (value.isTensorList()) {
-    c10::List<at::Tensor> made;
-    for (const c10::IValue& element : value.toListRef()) {
-      made.push_back(replace(element.toTensor()));
-    }
-    return made;
-  }
-  if (value.isList()) {
-    c10::List<c10::IValue> elements = value.toList();
-    c10::impl::GenericList made(elements.elementType());
-    for (const c10::IValue& element : value.toListRef()) {
-      made.push_back(replaced(element, replace));
-    }
-    return made;
-  }
-  return value;
-}
-
 at::Tensor original_of(const Pairs& pairs, const at::Tensor& cpu) {
   for (const auto& [alias, original] : pairs) {
     if (alias.is_same(cpu)) {

@@ -1,7 +1,6 @@
 #include "emulated/fallback.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/core/List.h>
 #include <c10/core/DispatchKeySet.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
@@ -18,50 +17,6 @@ namespace torch_uvm::emulated {
 namespace {
 
 constexpr std::size_t kManyRows = 1 << 20; // bytes; below, reading the index costs more than it saves
-
-/// Calls `visit` with each defined tensor of an argument.
-template <class Visit>
-void for_each_tensor(ArgumentKind kind, const c10::IValue& value, Visit visit) {
-  if (kind == ArgumentKind::kTensor) {
-    if (value.isTensor() && value.toTensor().defined()) {
-      visit(value.toTensor());
-    }
-  } else if (kind == ArgumentKind::kTensorList && value.isList()) {
-    for (const c10::IValue& element : value.toListRef()) {
-      if (element.isTensor() && element.toTensor().defined()) {
-        visit(element.toTensor());
-      }
-    }
-  }
-}
-
-c10::IValue list_to_cpu(const c10::IValue& value, bool written, Operands& operands,
-                        c10::SmallVectorImpl<Touch>& accesses) {
-  const auto convert = [&](const at::Tensor& tensor) {
-    if (!is_ours(tensor)) {
-      return tensor;
-    }
-    at::Tensor cpu = operands.to_cpu(tensor, written);
-    if (operands.touches()) {
-      add_accesses(tensor, written, accesses);
-    }
-    return cpu;
-  };
-  if (value.isTensorList()) {
-    c10::List<at::Tensor> converted;
-    converted.reserve(value.toListRef().size());
-    for (const c10::IValue& element : value.toListRef()) {
-      converted.push_back(convert(element.toTensor()));
-    }
-    return converted;
-  }
-  c10::List<std::optional<at::Tensor>> converted;
-  converted.reserve(value.toListRef().size());
-  for (const c10::IValue& element : value.toListRef()) {
-    converted.push_back(element.isTensor() ? std::optional(convert(element.toTensor())) : std::nullopt);
-  }
-  return converted;
-}
 
 /// The rows that the index selects, each once, with adjacent rows merged into one access. nullopt if a row is out of
 /// range: the kernel will raise.
@@ -141,16 +96,21 @@ int common_device(const c10::OperatorHandle& op, const OperatorInfo& info, const
         !common) {
       common = c10::Device(kDeviceType, static_cast<c10::DeviceIndex>(checked_index(value.toDevice().index())));
     }
-    for_each_tensor(argument.kind, value, [&](const at::Tensor& tensor) {
+    if (argument.kind != ArgumentKind::kTensor) {
+      continue;
+    }
+    replaced(value, [&](const at::Tensor& tensor) {
       if (is_ours(tensor)) {
         if (common && *common != tensor.device()) {
           stranger = tensor.device();
         } else {
           common = tensor.device();
         }
-      } else if (!tensor.device().is_cpu() || !(argument.may_be_cpu || (argument.may_be_number && tensor.dim() == 0))) {
+      } else if (tensor.defined() && (!tensor.device().is_cpu() ||
+                                      !(argument.may_be_cpu || (argument.may_be_number && tensor.dim() == 0)))) {
         stranger = tensor.device();
       }
+      return tensor;
     });
   }
   TORCH_CHECK(!stranger, "Expected all tensors to be on the same device, but found at least two devices, ",
@@ -167,19 +127,16 @@ void arguments_to_cpu(const OperatorInfo& info, int device, torch::jit::Stack* s
     c10::IValue& value = (*stack)[first + i];
     switch (argument.kind) {
       case ArgumentKind::kTensor:
-        if (value.isTensor() && is_ours(value.toTensor())) {
-          const at::Tensor& tensor = value.toTensor();
+        value = replaced(value, [&](const at::Tensor& tensor) {
+          if (!is_ours(tensor)) {
+            return tensor;
+          }
           at::Tensor cpu = operands.to_cpu(tensor, argument.written);
           if (operands.touches()) {
             add_accesses(tensor, argument.written, accesses);
           }
-          value = std::move(cpu);
-        }
-        break;
-      case ArgumentKind::kTensorList:
-        if (value.isList()) {
-          value = list_to_cpu(value, argument.written, operands, accesses);
-        }
+          return cpu;
+        });
         break;
       case ArgumentKind::kGenerator:
         value = unwrap(value.isGenerator() ? value.toGenerator() : default_generator(device));
@@ -199,20 +156,11 @@ void returns_to_device(const OperatorInfo& info, torch::jit::Stack* stack, Opera
   const std::size_t first = stack->size() - info.returns;
   for (std::size_t i = 0; i < info.returns; ++i) {
     c10::IValue& value = (*stack)[first + i];
-    if (value.isTensor()) {
-      if ((info.cpu_returns >> i & 1u) != 0) {
-        const OrdinaryAllocationScope ordinary;
-        value = value.toTensor().clone();
-      } else {
-        value = operands.to_device(value.toTensor());
-      }
-    } else if (value.isTensorList()) {
-      c10::List<at::Tensor> converted;
-      converted.reserve(value.toListRef().size());
-      for (const c10::IValue& element : value.toListRef()) {
-        converted.push_back(operands.to_device(element.toTensor()));
-      }
-      value = std::move(converted);
+    if ((info.cpu_returns >> i & 1u) != 0) {
+      const OrdinaryAllocationScope ordinary;
+      value = value.toTensor().clone();
+    } else {
+      value = replaced(value, [&](const at::Tensor& tensor) { return operands.to_device(tensor); });
     }
   }
 }

@@ -44,7 +44,7 @@ at::Tensor make_like(const at::Tensor& like, c10::DispatchKey key, c10::Storage 
 } // namespace
 
 at::Tensor Operands::nested_to_cpu(const at::Tensor& tensor, bool written) {
-  Shadow& shadow = shadow_of(tensor.storage().unsafeGetStorageImpl(), written);
+  const Shadow& shadow = shadow_of(tensor.storage().unsafeGetStorageImpl(), written);
   at::Tensor cpu = make_like(tensor, c10::DispatchKey::CPU, c10::Storage(shadow.storage));
   remember({cpu, tensor, written});
   return cpu;

@@ -14,8 +14,6 @@
 namespace torch_uvm::emulated {
 namespace {
 
-constexpr std::size_t kWalked = 16; // up to this many entries a linear search beats a hash map
-
 void release_original(void* original) {
   c10::raw::intrusive_ptr::decref(static_cast<c10::StorageImpl*>(original));
 }
@@ -47,19 +45,11 @@ at::Tensor make_tensor(c10::Storage storage, c10::DispatchKey key, const at::Ten
   return made;
 }
 
-template <class Entries, class Matches>
-auto* find(Entries& entries, const std::unordered_map<const void*, std::size_t>& index, const void* key,
-           Matches matches) {
-  if (!index.empty()) {
-    const auto found = index.find(key);
-    return found == index.end() ? nullptr : &entries[found->second];
-  }
-  for (auto& entry : entries) {
-    if (matches(entry)) {
-      return &entry;
-    }
-  }
-  return static_cast<decltype(&entries[0])>(nullptr);
+template <class Entry>
+const Entry* find(const std::vector<Entry>& entries, const std::unordered_map<const void*, std::size_t>& index,
+                  const void* key) {
+  const auto found = index.find(key);
+  return found == index.end() ? nullptr : &entries[found->second];
 }
 
 } // namespace
@@ -81,10 +71,8 @@ at::Tensor make_device_tensor(c10::Storage storage, const at::Tensor& like) {
   return make_tensor(std::move(storage), c10::DispatchKey::PrivateUse1, like);
 }
 
-Operands::Shadow& Operands::shadow_of(c10::StorageImpl* original, bool written) {
-  Shadow* known =
-      find(shadows_, shadow_index_, original, [&](const Shadow& shadow) { return shadow.original == original; });
-  if (known != nullptr) {
+const Operands::Shadow& Operands::shadow_of(c10::StorageImpl* original, bool written) {
+  if (const Shadow* known = find(shadows_, shadow_index_, original)) {
     return *known;
   }
   void* data = nullptr; // a view operator must not read it: another thread may be changing it
@@ -96,18 +84,9 @@ Operands::Shadow& Operands::shadow_of(c10::StorageImpl* original, bool written) 
   auto storage =
       c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), original->nbytes(),
                                             share(original, data), c10::GetCPUAllocator(), original->resizable());
-  shadows_.push_back({original, std::move(storage), data});
-  if (shadows_.size() > kWalked) {
-    if (shadow_index_.empty()) {
-      for (std::size_t i = 0; i + 1 < shadows_.size(); ++i) {
-        shadow_index_.emplace(shadows_[i].original, i);
-        shadow_storage_index_.emplace(shadows_[i].storage.get(), i);
-      }
-    }
-    shadow_index_.emplace(original, shadows_.size() - 1);
-    shadow_storage_index_.emplace(shadows_.back().storage.get(), shadows_.size() - 1);
-  }
-  return shadows_.back();
+  shadow_index_.emplace(original, shadows_.size());
+  shadow_storage_index_.emplace(storage.get(), shadows_.size());
+  return shadows_.emplace_back(Shadow{original, std::move(storage), data});
 }
 
 at::Tensor Operands::to_cpu(const at::Tensor& tensor, bool written) {
@@ -117,31 +96,19 @@ at::Tensor Operands::to_cpu(const at::Tensor& tensor, bool written) {
   if (tensor.is_nested()) {
     return nested_to_cpu(tensor, written);
   }
-  Shadow& shadow = shadow_of(tensor.storage().unsafeGetStorageImpl(), written);
+  const Shadow& shadow = shadow_of(tensor.storage().unsafeGetStorageImpl(), written);
   at::Tensor cpu = make_tensor(c10::Storage(shadow.storage), c10::DispatchKey::CPU, tensor);
   remember({cpu, tensor, written});
   return cpu;
 }
 
 void Operands::remember(Alias alias) {
+  alias_index_.emplace(alias.cpu.unsafeGetTensorImpl(), aliases_.size());
   aliases_.push_back(std::move(alias));
-  if (aliases_.size() > kWalked) {
-    if (alias_index_.empty()) {
-      for (std::size_t i = 0; i + 1 < aliases_.size(); ++i) {
-        alias_index_.emplace(aliases_[i].cpu.unsafeGetTensorImpl(), i);
-      }
-    }
-    alias_index_.emplace(aliases_.back().cpu.unsafeGetTensorImpl(), aliases_.size() - 1);
-  }
-}
-
-const Operands::Alias* Operands::alias_of(const c10::TensorImpl* cpu) const {
-  return find(aliases_, alias_index_, cpu, [&](const Alias& alias) { return alias.cpu.unsafeGetTensorImpl() == cpu; });
 }
 
 const Operands::Shadow* Operands::shadow_behind(const c10::StorageImpl* storage) const {
-  return find(shadows_, shadow_storage_index_, storage,
-              [&](const Shadow& shadow) { return shadow.storage.get() == storage; });
+  return find(shadows_, shadow_storage_index_, storage);
 }
 
 // Relabels memory that a kernel allocated as the accelerator's, in place. The storage itself is relabelled, so results
@@ -169,7 +136,7 @@ at::Tensor Operands::to_device(const at::Tensor& result) {
   if (!result.defined() || result.device().type() == kDeviceType) {
     return result;
   }
-  if (const Alias* alias = alias_of(result.unsafeGetTensorImpl())) {
+  if (const Alias* alias = find(aliases_, alias_index_, result.unsafeGetTensorImpl())) {
     return alias->original;
   }
   if (result.is_sparse()) {
@@ -202,7 +169,7 @@ at::Tensor Operands::to_device(const at::Tensor& result) {
 }
 
 void Operands::write_back() {
-  for (Shadow& shadow : shadows_) {
+  for (const Shadow& shadow : shadows_) {
     c10::DataPtr& data = shadow.storage->_mutable_data_ptr_no_checks();
     if (data.get() == shadow.data && shadow.storage->nbytes() == shadow.original->nbytes()) {
       continue;

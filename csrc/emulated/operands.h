@@ -2,7 +2,9 @@
 // accelerator's tensor.
 #pragma once
 
+#include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
 #include <c10/util/SmallVector.h>
 
 #include <optional>
@@ -18,6 +20,22 @@ namespace torch_uvm::emulated {
 /// Whether the tensor is defined and on the accelerator.
 inline bool is_ours(const at::Tensor& tensor) {
   return tensor.defined() && tensor.device().type() == kDeviceType;
+}
+
+/// A copy of an operator's argument or result with each tensor replaced, in nested lists too.
+template <class Replace>
+c10::IValue replaced(const c10::IValue& value, const Replace& replace) {
+  if (value.isTensor()) {
+    return replace(value.toTensor());
+  }
+  if (!value.isList()) {
+    return value;
+  }
+  c10::impl::GenericList made(value.toList().elementType());
+  for (const c10::IValue& element : value.toListRef()) {
+    made.push_back(replaced(element, replace));
+  }
+  return made;
 }
 
 /// The bytes of a strided tensor's storage that its sizes and strides reach; a nested tensor's whole storage.
@@ -77,17 +95,16 @@ class Operands {
   at::Tensor nested_to_device(const at::Tensor& result);
 
   void remember(Alias alias);
-  Shadow& shadow_of(c10::StorageImpl* original, bool written);
-  const Alias* alias_of(const c10::TensorImpl* cpu) const;
+  const Shadow& shadow_of(c10::StorageImpl* original, bool written);
   const Shadow* shadow_behind(const c10::StorageImpl* storage) const;
   void label(c10::StorageImpl* storage);
 
   std::optional<Kernel> kernel_; ///< keeps the operands' addresses stable; none for view operators
   int device_;
-  c10::SmallVector<Shadow, 4> shadows_;
-  c10::SmallVector<Alias, 4> aliases_;
+  std::vector<Shadow> shadows_;
+  std::vector<Alias> aliases_;
   c10::SmallVector<Touch, 4> fresh_;
-  // Filled only for long argument lists (foreach and fused optimizers), where linear searches would be quadratic.
+  // Argument lists may be long (foreach and fused optimizers).
   std::unordered_map<const void*, std::size_t> shadow_index_, shadow_storage_index_, alias_index_;
 };
 

@@ -24,7 +24,7 @@ ArgumentKind kind_of(const c10::TypePtr& type) {
       return kind_of(type->expectRef<c10::OptionalType>().getElementType());
     case c10::TypeKind::ListType: {
       const ArgumentKind element = kind_of(type->expectRef<c10::ListType>().getElementType());
-      return element == ArgumentKind::kTensor ? ArgumentKind::kTensorList : ArgumentKind::kOther;
+      return element == ArgumentKind::kTensor ? element : ArgumentKind::kOther;
     }
     default:
       return ArgumentKind::kOther;

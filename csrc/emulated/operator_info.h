@@ -9,7 +9,7 @@
 
 namespace torch_uvm::emulated {
 
-enum class ArgumentKind : std::uint8_t { kOther, kTensor, kTensorList, kGenerator, kDevice };
+enum class ArgumentKind : std::uint8_t { kOther, kTensor, kGenerator, kDevice }; ///< kTensor: lists too
 
 struct OperatorInfo {
   explicit OperatorInfo(c10::OperatorName name) : name(std::move(name)) {}
