@@ -9,6 +9,7 @@
 #include "emulated/kernels.h"
 #include "emulated/memory.h"
 #include "tensor/dispatch/kernels.h"
+#include "tensor/process/recorded_event.h"
 #include "tensor/storage/managed_storage.h"
 
 namespace torch_uvm::emulated {
@@ -59,20 +60,6 @@ void copy_across(const at::Tensor& self, const at::Tensor& dst, bool non_blockin
   }
 }
 
-/// Later work on `later` waits for the work now queued on `earlier`.
-void wait_for(Stream earlier, Stream later) {
-  EmulatedRuntime& rt = runtime();
-  const Event event = rt.create_event(earlier.device, /*timing=*/false);
-  try {
-    rt.record_event(event, earlier);
-    rt.wait_event(later, event);
-  } catch (...) {
-    rt.destroy_event(event);
-    throw;
-  }
-  rt.destroy_event(event);
-}
-
 /// Between two devices, ordered with the current streams of both.
 void copy_between(const at::Tensor& self, const at::Tensor& dst) {
   const std::size_t bytes = static_cast<std::size_t>(self.numel()) * self.itemsize();
@@ -86,9 +73,9 @@ void copy_between(const at::Tensor& self, const at::Tensor& dst) {
   kernel.use(dst.storage().unsafeGetStorageImpl(), true);
   record_stream(dst.storage().data_ptr(), from);
   // The copy waits for earlier work on the destination's stream, and later work there waits for the copy.
-  wait_for(to, from);
+  RecordedEvent(to).block(from);
   runtime().copy_async(data_of(dst, true), data_of(self, false), bytes, from);
-  wait_for(from, to);
+  RecordedEvent(from).block(to);
 }
 
 at::Tensor copy_from(const at::Tensor& source, const at::Tensor& dst, bool non_blocking) {

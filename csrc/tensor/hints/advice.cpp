@@ -16,16 +16,17 @@
 namespace torch_uvm {
 namespace {
 
-/// The pages that one call advises, also grouped by block.
+/// The pages that one call advises, and their blocks.
 struct Target {
   ManagedRuntime& runtime;
   Ranges pages;
-  std::vector<std::pair<Block*, Ranges>> by_block;
+  std::vector<Block*> blocks;
+  std::vector<Block*> whole; ///< of these, the ones whose own pages are all among `pages`
 
   /// Recorded before the runtime is called: if the runtime fails half-way, freeing the block still undoes the advice.
   void set(Statement statement) const {
-    for (const auto& [block, pages_of_block] : by_block) {
-      AdviceRegistry::get().set(block, statement, pages_of_block);
+    for (Block* const block : blocks) {
+      set_advice(block, statement);
     }
     call(statement.first, statement.second);
   }
@@ -35,10 +36,10 @@ struct Target {
     strike(statement);
   }
 
-  /// Removes the advice from the record only.
+  /// Removes the advice from the record only. A block that keeps it on other pages is recorded until it is freed.
   void strike(Statement statement) const {
-    for (const auto& [block, pages_of_block] : by_block) {
-      AdviceRegistry::get().unset(block, statement, pages_of_block);
+    for (Block* const block : whole) {
+      unset_advice(block, statement);
     }
   }
 
@@ -51,8 +52,8 @@ struct Target {
   /// The recorded locations of one kind of advice on these blocks.
   std::vector<Location> locations(Advice set) const {
     std::vector<Location> found;
-    for (const auto& [block, pages_of_block] : by_block) {
-      for (const auto& [advice, location] : AdviceRegistry::get().statements(block)) {
+    for (Block* const block : blocks) {
+      for (const auto& [advice, location] : advice_on(block)) {
         if (advice == set && std::ranges::find(found, location) == found.end()) {
           found.push_back(location);
         }
@@ -63,16 +64,20 @@ struct Target {
 };
 
 Target target_of(const std::vector<at::Tensor>& tensors) {
-  Target target{Context::get().runtime(), {}, {}};
+  Target target{Context::get().runtime(), {}, {}, {}};
   const std::size_t page = Machine::get().page_bytes;
   const std::vector<Owned> owned = owned_bytes(tensors, page);
   target.pages = page_ranges(owned, page);
   const CachingManagedAllocator& allocator = Context::get().managed_allocator();
   for (const Owned& one : owned) {
     const auto begin = reinterpret_cast<std::uintptr_t>(allocator.data(one.block));
-    const Range around = rounded_outwards({begin, begin + allocator.bytes(one.block)}, page);
-    if (Ranges pages = within(target.pages, around); !pages.empty()) {
-      target.by_block.emplace_back(one.block, std::move(pages));
+    const Range bytes{begin, begin + allocator.bytes(one.block)};
+    if (!within(target.pages, rounded_outwards(bytes, page)).empty()) {
+      target.blocks.push_back(one.block);
+      const Range own = rounded_inwards(bytes, page);
+      if (own.bytes() == 0 || within(target.pages, own) == Ranges{own}) {
+        target.whole.push_back(one.block);
+      }
     }
   }
   return target;

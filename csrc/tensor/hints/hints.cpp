@@ -10,6 +10,7 @@
 #include "tensor/process/context.h"
 #include "tensor/process/current_stream.h"
 #include "tensor/process/machine.h"
+#include "tensor/process/recorded_event.h"
 #include "tensor/storage/advice_registry.h"
 #include "tensor/storage/labels.h"
 #include "tensor/storage/managed_storage.h"
@@ -52,20 +53,6 @@ Block* managed_block(const at::Tensor& tensor) {
   return tensor.layout() == c10::kStrided && tensor.has_storage() && is_managed(data_of(tensor.storage()))
              ? block_of(data_of(tensor.storage()))
              : nullptr;
-}
-
-/// Blocks the host until the work that is now queued on a stream is done.
-void wait_for(Stream stream) {
-  ManagedRuntime& runtime = Context::get().runtime();
-  const struct Owned {
-    ManagedRuntime& runtime;
-    Event event;
-    ~Owned() {
-      runtime.destroy_event(event);
-    }
-  } owned{runtime, runtime.create_event(stream.device, /*timing=*/false)};
-  runtime.record_event(owned.event, stream);
-  runtime.synchronize_event(owned.event);
 }
 
 /// Tensors with the same target and stream, whose pages are united into common runtime calls.
@@ -178,7 +165,7 @@ void discard(const std::vector<at::Tensor>& tensors) {
       continue;
     }
     if (journey.to.is_host()) {
-      wait_for(journey.stream); // the host writes next, and is not ordered by a stream
+      RecordedEvent(journey.stream).synchronize(); // the host writes next, and is not ordered by a stream
       continue;
     }
     // Otherwise the discard could run after the block is freed and reused.

@@ -18,6 +18,7 @@
 #include "tensor/process/context.h"
 #include "tensor/process/current_stream.h"
 #include "tensor/process/machine.h"
+#include "tensor/process/recorded_event.h"
 #include "tensor/storage/adopted_storage.h"
 #include "tensor/storage/allocator_storage.h"
 #include "tensor/storage/block_storage.h"
@@ -26,32 +27,6 @@
 
 namespace torch_uvm {
 namespace {
-
-/// RAII: an event recorded on a stream.
-class RecordedEvent {
- public:
-  explicit RecordedEvent(Stream stream)
-      : runtime_(Context::get().runtime()), event_(runtime_.create_event(stream.device, /*timing=*/false)) {
-    try {
-      runtime_.record_event(event_, stream);
-    } catch (...) {
-      runtime_.destroy_event(event_);
-      throw;
-    }
-  }
-  RecordedEvent(const RecordedEvent&) = delete;
-  RecordedEvent& operator=(const RecordedEvent&) = delete;
-  ~RecordedEvent() {
-    runtime_.destroy_event(event_);
-  }
-  Event get() const {
-    return event_;
-  }
-
- private:
-  ManagedRuntime& runtime_;
-  const Event event_;
-};
 
 /// The streams that have pending work and may touch the block: those that the allocator knows, and the current stream
 /// of the label's device.
@@ -86,18 +61,17 @@ void synchronise(const at::Tensor& self, c10::Device to, bool non_blocking) {
   if (block == nullptr || self.numel() == 0) {
     return;
   }
-  ManagedRuntime& runtime = Context::get().runtime();
   CachingManagedAllocator& allocator = Context::get().managed_allocator();
   const bool shares_block = is_from_allocator(data_behind_labels(data)); // with tensors that do not move
   if (to.is_cpu()) {
     // Wait for events, not streams: work that other threads queue from now on is not waited for.
     if (!non_blocking) {
       for (const Stream stream : busy_streams(block, data)) {
-        runtime.synchronize_event(RecordedEvent(stream).get());
+        RecordedEvent(stream).synchronize();
       }
       // Without concurrentManagedAccess the host must not touch managed memory while the device runs any work.
       for (const int device : Machine::get().exclusive_devices()) {
-        runtime.synchronize_device(device);
+        Context::get().runtime().synchronize_device(device);
       }
     }
     // The old label's current stream may still use the bytes, and need not be the block's stream.
@@ -112,7 +86,7 @@ void synchronise(const at::Tensor& self, c10::Device to, bool non_blocking) {
   const Stream stream = current_stream_of(to);
   for (const Stream earlier : busy_streams(block, data)) {
     if (earlier != stream) {
-      runtime.wait_event(stream, RecordedEvent(earlier).get());
+      RecordedEvent(earlier).block(stream);
     }
   }
   prefetch_range_of(self, Location::device(to.index()), stream);

@@ -1,8 +1,57 @@
 #include "tensor/storage/advice_registry.h"
 
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+#include <unordered_map>
+
 #include "tensor/process/context.h"
+#include "tensor/process/machine.h"
+#include "tensor/storage/ranges.h"
 
 namespace torch_uvm {
+namespace {
+
+struct Entry {
+  std::vector<Statement> advised;
+  bool prefetched = false;
+};
+
+struct Registry {
+  std::mutex mutex; // leaf: neither the runtime nor an allocator is called with it held
+  std::unordered_map<Block*, Entry> entries;
+  /// Whether there may be entries. A relaxed load is enough to free a block: only its owner writes to its entry, and
+  /// those writes happen before the free.
+  std::atomic<bool> used{false};
+
+  static Registry& get() {
+    static auto* registry = new Registry(); // leaked: tensors are freed after static destructors have run
+    return *registry;
+  }
+
+  /// A copy of the block's entry.
+  Entry find(Block* block) {
+    if (!used.load(std::memory_order_relaxed)) {
+      return {};
+    }
+    const std::lock_guard lock(mutex);
+    const auto found = entries.find(block);
+    return found == entries.end() ? Entry() : found->second;
+  }
+
+  template <class Change>
+  void change(Block* block, Change change) {
+    const std::lock_guard lock(mutex);
+    Entry& entry = entries[block];
+    change(entry);
+    if (entry.advised.empty() && !entry.prefetched) {
+      entries.erase(block);
+    }
+    used.store(!entries.empty(), std::memory_order_relaxed);
+  }
+};
+
+} // namespace
 
 Advice undoing(Advice set) {
   switch (set) {
@@ -15,102 +64,50 @@ Advice undoing(Advice set) {
   }
 }
 
-AdviceRegistry& AdviceRegistry::get() {
-  static auto* book = new AdviceRegistry(); // leaked: tensors are freed after static destructors have run
-  return *book;
-}
-
-void AdviceRegistry::set(Block* block, Statement statement, const Ranges& pages) {
-  std::lock_guard lock(mutex_);
-  unite(entry(block).advised[statement], pages);
-}
-
-void AdviceRegistry::unset(Block* block, Statement statement, const Ranges& pages) {
-  std::lock_guard lock(mutex_);
-  const auto found = entries_.find(block);
-  if (found == entries_.end()) {
-    return;
-  }
-  const auto advised = found->second.advised.find(statement);
-  if (advised == found->second.advised.end()) {
-    return;
-  }
-  advised->second = difference(advised->second, pages);
-  if (advised->second.empty()) {
-    found->second.advised.erase(advised);
-  }
-  if (found->second.advised.empty() && !found->second.prefetched) {
-    entries_.erase(found);
-    count_.fetch_sub(1, std::memory_order_relaxed);
-  }
-}
-
-std::vector<Statement> AdviceRegistry::statements(Block* block) const {
-  std::lock_guard lock(mutex_);
-  std::vector<Statement> made;
-  if (const auto found = entries_.find(block); found != entries_.end()) {
-    for (const auto& [statement, pages] : found->second.advised) {
-      made.push_back(statement);
+void set_advice(Block* block, Statement statement) {
+  Registry::get().change(block, [&](Entry& entry) {
+    if (std::ranges::find(entry.advised, statement) == entry.advised.end()) {
+      entry.advised.push_back(statement);
     }
-  }
-  return made;
+  });
 }
 
-void AdviceRegistry::note_prefetch(Block* block) {
-  std::lock_guard lock(mutex_);
-  entry(block).prefetched = true;
+void unset_advice(Block* block, Statement statement) {
+  Registry::get().change(block, [&](Entry& entry) { std::erase(entry.advised, statement); });
 }
 
-bool AdviceRegistry::has_prefetch(Block* block) const {
-  if (empty()) {
-    return false;
-  }
-  std::lock_guard lock(mutex_);
-  const auto found = entries_.find(block);
-  return found != entries_.end() && found->second.prefetched;
-}
-
-AdviceRegistry::Entry AdviceRegistry::take(Block* block) {
-  std::lock_guard lock(mutex_);
-  auto node = entries_.extract(block);
-  if (node.empty()) {
-    return {};
-  }
-  count_.fetch_sub(1, std::memory_order_relaxed);
-  return std::move(node.mapped());
-}
-
-AdviceRegistry::Entry& AdviceRegistry::entry(Block* block) {
-  const auto [found, added] = entries_.try_emplace(block);
-  if (added) {
-    count_.fetch_add(1, std::memory_order_relaxed);
-  }
-  return found->second;
-}
-
-void note_prefetch(Block* block) {
-  AdviceRegistry::get().note_prefetch(block);
-}
-
-bool has_prefetch(Block* block) {
-  return AdviceRegistry::get().has_prefetch(block);
+std::vector<Statement> advice_on(Block* block) {
+  return Registry::get().find(block).advised;
 }
 
 bool has_advice(Block* block) {
-  return !AdviceRegistry::get().empty() && !AdviceRegistry::get().statements(block).empty();
+  return !advice_on(block).empty();
+}
+
+void note_prefetch(Block* block) {
+  Registry::get().change(block, [](Entry& entry) { entry.prefetched = true; });
+}
+
+bool has_prefetch(Block* block) {
+  return Registry::get().find(block).prefetched;
 }
 
 void forget_hints(Block* block) noexcept {
-  if (AdviceRegistry::get().empty() || Context::get().forked()) {
+  Registry& registry = Registry::get();
+  if (!registry.used.load(std::memory_order_relaxed) || Context::get().forked()) {
     return;
   }
   try {
-    // A named variable: a range-for over a temporary's member would dangle.
-    const AdviceRegistry::Entry entry = AdviceRegistry::get().take(block);
-    for (const auto& [statement, pages] : entry.advised) {
-      for (const Range& range : pages) {
-        Context::get().runtime().advise(range.data(), range.bytes(), undoing(statement.first), statement.second);
-      }
+    const Entry entry = registry.find(block);
+    if (entry.advised.empty() && !entry.prefetched) {
+      return;
+    }
+    registry.change(block, [](Entry& known) { known = {}; });
+    const CachingManagedAllocator& allocator = Context::get().managed_allocator();
+    const auto begin = reinterpret_cast<std::uintptr_t>(allocator.data(block));
+    const Range pages = rounded_outwards({begin, begin + allocator.bytes(block)}, Machine::get().page_bytes);
+    for (const auto& [advice, location] : entry.advised) {
+      Context::get().runtime().advise(pages.data(), pages.bytes(), undoing(advice), location);
     }
   } catch (...) {
     // Advice that stays on the pages can only cost speed.

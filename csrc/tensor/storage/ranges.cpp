@@ -31,27 +31,6 @@ Ranges within(const Ranges& ranges, Range range) {
   return inside;
 }
 
-Ranges difference(const Ranges& from, const Ranges& without) {
-  Ranges left;
-  auto next = without.begin();
-  for (const Range& range : from) {
-    std::uintptr_t begin = range.begin;
-    while (next != without.end() && next->end <= begin) {
-      ++next;
-    }
-    for (auto cut = next; cut != without.end() && cut->begin < range.end; ++cut) {
-      if (cut->begin > begin) {
-        left.push_back({begin, cut->begin});
-      }
-      begin = std::max(begin, cut->end);
-    }
-    if (begin < range.end) {
-      left.push_back({begin, range.end});
-    }
-  }
-  return left;
-}
-
 void unite(Ranges& into, const Ranges& added) {
   into.insert(into.end(), added.begin(), added.end());
   normalise(into);

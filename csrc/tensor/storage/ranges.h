@@ -25,8 +25,6 @@ using Ranges = std::vector<Range>; ///< unless noted: sorted, non-empty, neither
 
 /// Sorts, drops empty ranges, and merges overlapping or adjacent ones.
 void normalise(Ranges& ranges);
-/// `from` minus `without`.
-Ranges difference(const Ranges& from, const Ranges& without);
 /// The intersection of a set with a range, found by binary search. Ranges of the set may be adjacent.
 Ranges within(const Ranges& ranges, Range range);
 /// Adds a set to `into`.
