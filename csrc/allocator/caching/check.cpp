@@ -9,23 +9,18 @@ namespace torch_uvm {
 
 namespace {
 
-/// Statistics of one home and pool, recounted block by block.
-struct Recount {
-  std::int64_t allocation = 0, allocated_bytes = 0, requested_bytes = 0;
-  std::int64_t active = 0, active_bytes = 0;
-  std::int64_t split = 0, split_bytes = 0;
-  std::int64_t segment = 0, reserved_bytes = 0;
+/// Levels by home, recounted block by block; nullopt: of all homes.
+using Recounts = std::map<std::optional<Location>, Levels>;
 
-  void add(const Recount& other) {
-    allocation += other.allocation, allocated_bytes += other.allocated_bytes;
-    requested_bytes += other.requested_bytes;
-    active += other.active, active_bytes += other.active_bytes;
-    split += other.split, split_bytes += other.split_bytes;
-    segment += other.segment, reserved_bytes += other.reserved_bytes;
+/// Calls `change` with each of the levels that a block or segment counts for, and the pool.
+template <typename Change>
+void recount(Recounts& recounts, Location home, SizeClass kind, Change change) {
+  for (const std::optional<Location> scope : {std::optional<Location>(), std::optional(home)}) {
+    for (const PoolKind pool : {PoolKind::kAll, pool_kind(kind)}) {
+      change(recounts[scope], static_cast<std::size_t>(pool));
+    }
   }
-};
-
-using Recounts = std::map<std::pair<Location, PoolKind>, Recount>;
+}
 
 /// Collects violations; the first one is reported.
 class Findings {
@@ -84,59 +79,32 @@ void check_block(const Block& block, const Segment& segment, std::map<const Free
 }
 
 void count_block(const Block& block, const Segment& segment, Recounts& recounts) {
-  Recount& recount = recounts[{block.free_list->home, pool_kind(segment.size_class)}];
   const std::int64_t bytes = as_signed(block.bytes);
-  if (block.state == BlockState::kAllocated) {
-    recount.allocation += 1, recount.allocated_bytes += bytes;
-    recount.requested_bytes += as_signed(block.requested);
-  }
-  if (block.state == BlockState::kAllocated || block.state == BlockState::kPending) {
-    recount.active += 1, recount.active_bytes += bytes;
-  }
-  if (block.state == BlockState::kFree && segment.used != 0) {
-    recount.split += 1, recount.split_bytes += bytes;
-  }
-}
-
-void compare(const Recount& recount, const Statistics& kept, PoolKind kind, const std::string& whose,
-             Findings& findings) {
-  const auto pool = static_cast<std::size_t>(kind);
-  const auto same = [&](const char* name, std::int64_t counted, const StatArray& stats) {
-    const Stat& stat = stats[pool];
-    findings.expect(stat.current == counted, whose, ", pool ", pool, ": ", name, " is kept as ", stat.current,
-                    " and counted as ", counted);
-    findings.expect(stat.peak >= stat.current, whose, ", pool ", pool, ": peak of ", name, " is ", stat.peak,
-                    ", below ", stat.current);
-  };
-  same("allocation", recount.allocation, kept.allocation);
-  same("allocated_bytes", recount.allocated_bytes, kept.allocated_bytes);
-  same("requested_bytes", recount.requested_bytes, kept.requested_bytes);
-  same("active", recount.active, kept.active);
-  same("active_bytes", recount.active_bytes, kept.active_bytes);
-  same("inactive_split", recount.split, kept.inactive_split);
-  same("inactive_split_bytes", recount.split_bytes, kept.inactive_split_bytes);
-  same("segment", recount.segment, kept.segment);
-  same("reserved_bytes", recount.reserved_bytes, kept.reserved_bytes);
-}
-
-void check_ledger(const PoolStatistics& pool_statistics, Recounts& recounts, int devices, Findings& findings) {
-  Recount total[kPoolKinds];
-  for (int device = -1; device < devices; ++device) {
-    const Location home{device};
-    const Statistics kept = pool_statistics.statistics(home);
-    Recount all;
-    for (const PoolKind kind : {PoolKind::kSmall, PoolKind::kLarge}) {
-      const Recount& recount = recounts[{home, kind}];
-      compare(recount, kept, kind, to_string(home), findings);
-      all.add(recount);
-      total[static_cast<std::size_t>(kind)].add(recount);
+  recount(recounts, block.free_list->home, segment.size_class, [&](Levels& levels, std::size_t pool) {
+    if (block.state == BlockState::kAllocated) {
+      levels.allocation[pool] += 1, levels.allocated_bytes[pool] += bytes;
+      levels.requested_bytes[pool] += as_signed(block.requested);
     }
-    compare(all, kept, PoolKind::kAll, to_string(home), findings);
-    total[0].add(all);
-  }
-  const Statistics kept = pool_statistics.statistics(std::nullopt);
-  for (const PoolKind kind : {PoolKind::kAll, PoolKind::kSmall, PoolKind::kLarge}) {
-    compare(total[static_cast<std::size_t>(kind)], kept, kind, "all homes", findings);
+    if (block.state == BlockState::kAllocated || block.state == BlockState::kPending) {
+      levels.active[pool] += 1, levels.active_bytes[pool] += bytes;
+    }
+    if (block.state == BlockState::kFree && segment.used != 0) {
+      levels.inactive_split[pool] += 1, levels.inactive_split_bytes[pool] += bytes;
+    }
+  });
+}
+
+void compare(const Levels& counted, const Statistics& kept, const std::string& whose, Findings& findings) {
+  for (std::size_t pool = 0; pool < kPoolKinds; ++pool) {
+    const auto same = [&](const char* name, std::int64_t count, const Stat& stat) {
+      findings.expect(stat.current == count, whose, ", pool ", pool, ": ", name, " is kept as ", stat.current,
+                      " and counted as ", count);
+      findings.expect(stat.peak >= stat.current, whose, ", pool ", pool, ": peak of ", name, " is ", stat.peak,
+                      ", below ", stat.current);
+    };
+#define TORCH_UVM_COMPARE(name) same(#name, counted.name[pool], kept.name[pool]);
+    TORCH_UVM_STAT_ARRAYS(TORCH_UVM_COMPARE)
+#undef TORCH_UVM_COMPARE
   }
 }
 
@@ -195,8 +163,9 @@ std::optional<std::string> CachingManagedAllocator::State::check() const {
                     end_of_previous);
     findings.expect(used == segment.used, "the segment at ", address, " counts ", segment.used, " blocks in use, not ",
                     used);
-    Recount& recount = recounts[{segment.home, pool_kind(segment.size_class)}];
-    recount.segment += 1, recount.reserved_bytes += as_signed(segment.bytes);
+    recount(recounts, segment.home, segment.size_class, [&segment = segment](Levels& levels, std::size_t pool) {
+      levels.segment[pool] += 1, levels.reserved_bytes[pool] += as_signed(segment.bytes);
+    });
   }
   for (const auto& [key, free_list] : heap.free_lists()) {
     findings.expect(key.first == free_list.home && key.second == free_list.stream,
@@ -223,13 +192,14 @@ std::optional<std::string> CachingManagedAllocator::State::check() const {
   findings.expect(unrecorded == unrecorded_first, "what is not recorded is not pending");
   for (int home = -1; home < devices; ++home) {
     check_unused(heap, Location{home}, findings);
+    compare(recounts[Location{home}], pool_statistics.statistics(Location{home}), to_string(Location{home}), findings);
   }
+  compare(recounts[std::nullopt], pool_statistics.statistics(std::nullopt), "all homes", findings);
   for (int device = 0; device < devices; ++device) {
     const DeviceCap& budget = caps[static_cast<std::size_t>(device)];
     findings.expect(!budget.cap || taken(device) <= std::max(*budget.cap, budget.most), "device ", device, " has ",
                     taken(device), " bytes of segments, above its budget of ", budget.cap.value_or(0));
   }
-  check_ledger(pool_statistics, recounts, devices, findings);
   return findings.first();
 }
 
