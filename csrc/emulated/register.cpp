@@ -62,10 +62,7 @@ void register_kernels() {
   register_factories(aten);
   register_copies(aten);
   torch::Library& autograd = library("aten", c10::DispatchKey::AutogradPrivateUse1);
-  register_recurrent(autograd, aten);
-  register_dropout(autograd, aten);
-  register_attention(aten);
-  register_integer_kernels(aten);
+  register_by_device(autograd, aten);
   // The composite _convolution chooses an implementation by device, so it needs a kernel. Its caller aten::convolution
   // gets none, because torch.jit.trace records only _convolution.
   aten.impl("_convolution", torch::CppFunction::makeFromBoxedFunction<&cpu_kernel_fallback>());
