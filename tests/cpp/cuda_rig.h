@@ -26,7 +26,7 @@ struct Machine {
 };
 
 inline std::unique_ptr<CudaRuntime> made(Machine machine = {}) {
-  fake_cuda_reset(machine.devices, kMemory, machine.concurrent, machine.profile, /*pools=*/1);
+  fake_cuda_reset(machine.devices, kMemory, machine.concurrent, machine.profile);
   return std::make_unique<CudaRuntime>();
 }
 

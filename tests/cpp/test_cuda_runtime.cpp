@@ -57,7 +57,7 @@ TEST(unknown_devices_and_the_host_stream_are_refused) {
   CHECK_THROWS(InvalidArgument, runtime->copy_async(&here, &here, 4, Stream::host()));
   CHECK_THROWS(InvalidArgument, runtime->zero_async(&here, 4, Stream::host()));
   CHECK_THROWS(InvalidArgument, runtime->delay(1, Stream::host()));
-  fake_cuda_reset(0, kMemory, 1, "h200", 1);
+  fake_cuda_reset(0, kMemory, 1, "h200");
   CHECK_THROWS(RuntimeFailure, CudaRuntime());
 }
 

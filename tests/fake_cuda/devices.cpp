@@ -99,7 +99,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int device)
         *value = state.coherent && !state.integrated ? 1 : 0;
         break;
       case cudaDevAttrMemoryPoolsSupported:
-        *value = state.pools_supported ? 1 : 0;
+        *value = 0;
         break;
       case cudaDevAttrMultiProcessorCount:
         *value = 132;

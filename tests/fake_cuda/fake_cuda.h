@@ -8,7 +8,6 @@
 //   FAKE_CUDA_PROFILE=gb10     the attributes of a machine: h200 (default), gb10 (integrated: the GPU uses the host's
 //                              memory) or gh200 (two memories, coherent through the host's page tables)
 //   FAKE_CUDA_MANAGED_FIXED=1  managed memory takes its device's memory, and no driver evicts it
-//   FAKE_CUDA_POOLS=0          no memory pools
 //   FAKE_CUDA_REPORT=path      misuse is appended there, too
 #pragma once
 
@@ -29,11 +28,9 @@ const char* fake_cuda_misuse();
 /// Live allocations made by `name` ("cudaMallocManaged", ...), and their bytes.
 std::size_t fake_cuda_live(const char* name);
 std::size_t fake_cuda_live_bytes(const char* name);
-/// The pool (a cudaMemPool_t) that an allocation was made from. \return 0, or cudaErrorInvalidValue
-int fake_cuda_pool_of(const void* ptr, void* pool);
 /// Whether a context was made on that device.
 int fake_cuda_has_context(int device);
 /// Attributes and contents as at the start, with these devices; what is allocated becomes unknown.
-void fake_cuda_reset(int devices, std::size_t memory, int concurrent, const char* profile, int pools);
+void fake_cuda_reset(int devices, std::size_t memory, int concurrent, const char* profile);
 
 } // extern "C"

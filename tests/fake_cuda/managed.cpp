@@ -108,9 +108,6 @@ cudaError_t cudaMemAdvise(const void* ptr, std::size_t bytes, cudaMemoryAdvise a
       return no_hints(state, "cudaMemAdvise");
     }
     const Pages pages = pages_of(state, "cudaMemAdvise", ptr, bytes);
-    if (pages.begin != nullptr && state.find(ptr)->second.pool != nullptr) {
-      return cudaErrorNotSupported; // of the memory of pools, whatever is said
-    }
     const bool ignored = advice == cudaMemAdviseSetReadMostly || advice == cudaMemAdviseUnsetReadMostly ||
                          advice == cudaMemAdviseUnsetPreferredLocation;
     if (pages.begin == nullptr || (!ignored && !known(state, location))) {

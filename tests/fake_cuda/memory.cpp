@@ -67,8 +67,7 @@ cudaError_t cudaFree(void* ptr) {
       state.complain("cudaFree with a device current that was never used: a context is made there");
     }
     state.current();
-    return state.free("cudaFree", ptr,
-                      {"cudaMalloc", "cudaMallocManaged", "cudaMallocAsync", "cudaMallocFromPoolAsync"});
+    return state.free("cudaFree", ptr, {"cudaMalloc", "cudaMallocManaged"});
   });
 }
 

@@ -66,8 +66,7 @@ State& State::get() {
     made->process = getpid();
     const char* const profile = std::getenv("FAKE_CUDA_PROFILE");
     made->configure(static_cast<int>(number("FAKE_CUDA_DEVICES", 1)), number("FAKE_CUDA_MEMORY", kDefaultMemory),
-                    number("FAKE_CUDA_CONCURRENT", 1) != 0, profile == nullptr ? "h200" : profile,
-                    number("FAKE_CUDA_POOLS", 1) != 0);
+                    number("FAKE_CUDA_CONCURRENT", 1) != 0, profile == nullptr ? "h200" : profile);
     made->managed_fixed = number("FAKE_CUDA_MANAGED_FIXED", 0) != 0;
     if (const char* const path = std::getenv("FAKE_CUDA_REPORT")) {
       made->report = path;
@@ -88,8 +87,7 @@ State& State::get() {
   return *state;
 }
 
-void State::configure(int device_count, std::size_t bytes, bool is_concurrent, std::string_view profile,
-                      bool has_pools) {
+void State::configure(int device_count, std::size_t bytes, bool is_concurrent, std::string_view profile) {
   if (profile != "h200" && profile != "gb10" && profile != "gh200") {
     std::fprintf(stderr, "fake CUDA: there is no profile '%s'\n", std::string(profile).c_str());
     std::abort();
@@ -103,7 +101,6 @@ void State::configure(int device_count, std::size_t bytes, bool is_concurrent, s
   concurrent = is_concurrent;
   integrated = profile == "gb10";
   coherent = profile != "h200";
-  pools_supported = has_pools;
 }
 
 void State::complain(const std::string& what) {
@@ -176,12 +173,6 @@ cudaError_t State::free(const char* name, void* ptr, std::initializer_list<std::
     return cudaErrorInvalidValue;
   }
   const Allocation& allocation = found->second;
-  if (const auto pool = pools.find(allocation.pool); pool != pools.end()) {
-    PoolState& made_from = *pool->second;
-    made_from.used -= allocation.bytes;
-    made_from.reserved =
-        std::max(made_from.used, std::min<std::size_t>(made_from.reserved, made_from.release_threshold));
-  }
   if (allocation.device >= 0 && (!allocation.managed || managed_fixed)) {
     devices[static_cast<std::size_t>(allocation.device)].used -= allocation.bytes;
   }
@@ -276,27 +267,16 @@ std::size_t fake_cuda_live_bytes(const char* name) {
   return bytes;
 }
 
-int fake_cuda_pool_of(const void* ptr, void* pool) {
-  State& state = State::get();
-  const std::lock_guard lock(state.mutex);
-  const auto* const found = state.find(ptr);
-  if (found == nullptr || found->second.pool == nullptr) {
-    return cudaErrorInvalidValue;
-  }
-  *static_cast<cudaMemPool_t*>(pool) = found->second.pool;
-  return cudaSuccess;
-}
-
 int fake_cuda_has_context(int device) {
   State& state = State::get();
   const std::lock_guard lock(state.mutex);
   return state.valid(device) && state.devices[static_cast<std::size_t>(device)].has_context ? 1 : 0;
 }
 
-void fake_cuda_reset(int devices, std::size_t memory, int concurrent, const char* profile, int pools) {
+void fake_cuda_reset(int devices, std::size_t memory, int concurrent, const char* profile) {
   State& state = State::get();
   const std::lock_guard lock(state.mutex);
-  state.configure(devices, memory, concurrent != 0, profile, pools != 0);
+  state.configure(devices, memory, concurrent != 0, profile);
   state.allocations.clear();
   state.counts.clear();
   state.failures.clear();

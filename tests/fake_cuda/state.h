@@ -34,7 +34,6 @@ struct Allocation {
   std::size_t bytes = 0;
   int device = -1; ///< -1: the host's
   bool managed = false;
-  cudaMemPool_t pool = nullptr;
   std::vector<Hints> hints; ///< by page; empty before the first hint
 };
 
@@ -59,26 +58,17 @@ struct EventState {
   std::uint64_t position = 0;
 };
 
-struct PoolState {
-  cudaMemPoolProps properties{};
-  std::uint64_t release_threshold = 0;
-  std::size_t used = 0;
-  std::size_t reserved = 0; ///< used, and what is kept for later
-  std::size_t used_high = 0, reserved_high = 0;
-};
-
 struct DeviceState {
   std::size_t used = 0; ///< of plain memory
   bool has_context = false;
   std::shared_ptr<StreamState> default_stream = std::make_shared<StreamState>();
-  std::unique_ptr<PoolState> default_pool;
 };
 
 struct State {
   std::mutex mutex;
   std::vector<DeviceState> devices;
   std::size_t memory = 0;
-  bool concurrent = true, pools_supported = true, managed_fixed = false;
+  bool concurrent = true, managed_fixed = false;
   bool integrated = false, coherent = false; ///< coherent: the device uses the host's page tables
   bool hold = false, unloaded = false;
   std::unordered_map<std::string, std::size_t> counts;
@@ -86,7 +76,6 @@ struct State {
   std::map<std::uintptr_t, Allocation> allocations;
   std::unordered_map<cudaStream_t, std::shared_ptr<StreamState>> streams;
   std::unordered_map<cudaEvent_t, std::unique_ptr<EventState>> events;
-  std::unordered_map<cudaMemPool_t, std::unique_ptr<PoolState>> pools;
   std::unordered_set<cudaGraph_t> graphs;
   std::unordered_set<cudaGraphExec_t> executables;
   std::uint64_t next_handle = 1;
@@ -95,7 +84,7 @@ struct State {
   int process = 0; ///< that made this state: a forked child must not call
 
   static State& get();
-  void configure(int device_count, std::size_t bytes, bool is_concurrent, std::string_view profile, bool has_pools);
+  void configure(int device_count, std::size_t bytes, bool is_concurrent, std::string_view profile);
   void complain(const std::string& what);
 
   bool valid(int device) const {
