@@ -14,27 +14,28 @@
 
 using namespace contract;
 
-TEST(bytes_of_a_segment_in_creation_count) {
-  // A segment whose creation blocks, so that another thread requests memory meanwhile. Its bytes already count.
-  struct Slow final : SegmentSource {
-    explicit Slow(ManagedRuntime& runtime) : runtime(runtime) {}
-    void* allocate(std::size_t bytes, Location home) override {
-      if (hold.exchange(false)) {
-        inside.count_down();
-        go_on.wait();
-      }
-      return runtime.allocate_device(bytes, home.index);
+/// Device memory whose first segment waits in the source until it may go on.
+struct Slow final : SegmentSource {
+  explicit Slow(ManagedRuntime& runtime) : runtime(runtime) {}
+  void* allocate(std::size_t bytes, Location home) override {
+    if (hold.exchange(false)) {
+      inside.count_down();
+      go_on.wait();
     }
-    void free(void* ptr) noexcept override {
-      runtime.free_device(ptr);
-    }
-    bool is_managed() const override {
-      return false;
-    }
-    ManagedRuntime& runtime;
-    std::atomic<bool> hold = true;
-    std::latch inside{1}, go_on{1};
-  };
+    return runtime.allocate_device(bytes, home.index);
+  }
+  void free(void* ptr) noexcept override {
+    runtime.free_device(ptr);
+  }
+  bool is_managed() const override {
+    return false;
+  }
+  ManagedRuntime& runtime;
+  std::atomic<bool> hold = true;
+  std::latch inside{1}, go_on{1};
+};
+
+TEST(requests_wait_for_a_segment_in_creation) {
   RecordingRuntime runtime(1);
   auto made = std::make_unique<Slow>(runtime);
   Slow& source = *made;
@@ -43,9 +44,6 @@ TEST(bytes_of_a_segment_in_creation_count) {
   Block* first = nullptr;
   std::thread other([&] { first = allocator.allocate(40 * MiB, kDevice, kStream); });
   source.inside.wait();
-  CHECK(allocator.try_allocate(40 * MiB, kDevice, kStream) == nullptr);
-  CHECK(!allocator.min_cost_range(40 * MiB, 0, free_of_cost)); // the segment in creation cannot be evicted
-  CHECK(allocator.is_valid());
   Block* beside = nullptr;
   std::atomic<bool> refused = false;
   std::thread waits([&] { beside = allocator.allocate(16 * MiB, kDevice, kStream); });
@@ -66,6 +64,32 @@ TEST(bytes_of_a_segment_in_creation_count) {
   allocator.free(first);
   allocator.free(beside);
   CHECK(allocator.is_valid());
+}
+
+TEST(a_cap_that_is_set_during_a_segments_creation_holds) {
+  for (const bool fits : {true, false}) {
+    RecordingRuntime runtime(1);
+    auto made = std::make_unique<Slow>(runtime);
+    Slow& source = *made;
+    CachingManagedAllocator allocator(runtime, std::move(made));
+    Block* block = nullptr;
+    std::atomic<bool> refused = false;
+    std::thread other([&] {
+      try {
+        block = allocator.allocate(40 * MiB, kDevice, kStream);
+      } catch (const OutOfMemory&) {
+        refused = true;
+      }
+    });
+    source.inside.wait();
+    allocator.set_cap(0, fits ? 64 * MiB : 32 * MiB);
+    source.go_on.count_down();
+    other.join();
+    CHECK(refused == !fits);
+    CHECK_EQ(block != nullptr, fits);
+    CHECK(allocator.is_valid());
+    allocator.free(block);
+  }
 }
 
 TEST(concurrent_threads_never_exceed_a_hard_cap) {

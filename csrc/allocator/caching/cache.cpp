@@ -123,8 +123,7 @@ Block* CachingManagedAllocator::State::allocate(Block* reserved, const Request& 
 
 Block* CachingManagedAllocator::State::from_new_segment(const Request& request, std::size_t bytes, Lock& lock,
                                                         std::optional<OutOfMemory>& refusal, bool over_cap) {
-  const Claim claim(*this, request.home, bytes, over_cap);
-  if (!claim) {
+  if (!cap_allows(request.home, bytes, over_cap)) {
     refusal.reset();
     return nullptr;
   }
@@ -136,8 +135,11 @@ Block* CachingManagedAllocator::State::from_new_segment(const Request& request, 
   void* ptr = nullptr;
   bool populated = true;
   try {
-    // Runtime calls may take milliseconds. No other thread knows of this segment yet, so the lock is not needed.
-    const Unlocked unlocked(lock);
+    // Runtime calls may take milliseconds, and no other thread knows of this segment yet.
+    std::optional<Unlocked> unlocked;
+    if (!cap_of(request.home)) {
+      unlocked.emplace(lock);
+    }
     ptr = source->allocate(bytes, request.home);
     if (reinterpret_cast<std::uintptr_t>(ptr) % kBlockAlignment != 0) {
       source->free(ptr);
@@ -148,14 +150,21 @@ Block* CachingManagedAllocator::State::from_new_segment(const Request& request, 
       populated = populate(ptr, bytes, request);
     }
   } catch (const OutOfMemory& error) {
-    claim.refused();
+    if (!request.home.is_host()) {
+      caps[static_cast<std::size_t>(request.home.index)].refused = true;
+    }
     refusal.emplace(error);
     return nullptr;
   }
   if (!populated) {
     pool_statistics.count(PoolStatistics::k_num_populate_failures, request.home);
   }
-  claim.made();
+  if (!cap_allows(request.home, bytes, over_cap)) { // another thread has set a cap meanwhile
+    source->free(ptr);
+    refusal.reset();
+    return nullptr;
+  }
+  note_segment(request.home, bytes);
   return take(heap.add_segment(slot, ptr, bytes, request.home, kind, free_list), request, lock);
 }
 

@@ -25,9 +25,10 @@
 // blocks and call empty_cache.
 //
 // Lock order: this allocator's mutex, then the runtime's. The mutex is released while the memory-pressure callback
-// runs, while a segment is allocated and prefetched, and while the host waits for a single block. The failure path and
-// empty_cache hold the mutex while they wait for pending blocks and release segments, because the blocks they found
-// must not change. No Python is called and the GIL is never taken here; callers may or may not hold it.
+// runs, while a segment is allocated and prefetched without a cap, and while the host waits for a single block. The
+// failure path and empty_cache hold the mutex while they wait for pending blocks and release segments, because the
+// blocks they found must not change. No Python is called and the GIL is never taken here; callers may or may not hold
+// it.
 #pragma once
 
 #include <cstddef>

@@ -18,7 +18,6 @@
 #pragma once
 
 #include <algorithm>
-#include <condition_variable>
 #include <cstddef>
 #include <memory>
 #include <mutex>
@@ -66,7 +65,6 @@ struct Request {
 struct DeviceCap {
   std::optional<std::size_t> cap;
   std::size_t ceiling = 0; ///< at least the cap; a permitted excess ends here
-  std::size_t under_way = 0; ///< bytes currently being requested from the source
   /// For check(): the most segment bytes allowed since set_cap. The maximum of the cap, the bytes reserved at that
   /// time, and the totals after permitted excesses.
   std::size_t most = 0;
@@ -209,37 +207,17 @@ struct CachingManagedAllocator::State {
   Block* from_fresh_segment(const Request& request, Lock& lock, std::optional<OutOfMemory>& refusal);
 
   // caps.cpp
-  /// A reservation of `bytes` in a device's budget while a segment is made. Created and destroyed under the mutex,
-  /// which may be released in between: two threads cannot both claim the last bytes.
-  class Claim {
-   public:
-    /// \param over_cap exceed the cap if necessary, up to its ceiling
-    Claim(State& state, Location home, std::size_t bytes, bool over_cap);
-    ~Claim();
-    Claim(const Claim&) = delete;
-    Claim& operator=(const Claim&) = delete;
-
-    explicit operator bool() const {
-      return granted_;
-    }
-    void made() const noexcept; ///< the segment was made and is about to be added
-    void refused() const noexcept; ///< the source refused
-
-   private:
-    State& state_;
-    const Location home_;
-    const std::size_t bytes_;
-    DeviceCap* const cap_; ///< null for the host
-    bool granted_ = true;
-    bool over_ = false;
-  };
+  /// Whether a new segment of `bytes` would respect the cap. \param over_cap its ceiling
+  bool cap_allows(Location home, std::size_t bytes, bool over_cap) const;
+  /// A segment of `bytes` was made and is about to be added.
+  void note_segment(Location home, std::size_t bytes) noexcept;
   void check_device(int device) const;
   const std::optional<std::size_t>& cap_of(Location home) const {
     return home.is_host() ? no_cap : caps[static_cast<std::size_t>(home.index)].cap;
   }
-  /// Bytes of segments of a device, including those being made.
+  /// Bytes of segments of a device.
   std::size_t taken(int device) const {
-    return pool_statistics.reserved_bytes(Location::device(device)) + caps[static_cast<std::size_t>(device)].under_way;
+    return pool_statistics.reserved_bytes(Location::device(device));
   }
   /// Bytes by which a new segment would exceed the cap or take what is left for small requests; 0 without a cap.
   std::size_t excess(Location home, SizeClass kind, std::size_t bytes) const;
@@ -248,8 +226,6 @@ struct CachingManagedAllocator::State {
   /// From the largest shared segment that the source grants; halves the size after each refusal.
   Block* from_shared_segment(const Request& request, Lock& lock, std::optional<OutOfMemory>& refusal);
   Block* merged_within_cap(const Request& request, Lock& lock, std::optional<OutOfMemory>& refusal);
-  /// Waits until no other thread is making a segment under the same cap.
-  void wait_for_claims(const Request& request, Lock& lock);
   OutOfMemory cap_refusal(const Request& request) const;
   /// Whether a request that the cap refused may exceed it: the memory-pressure callback decides.
   bool may_exceed_cap(const Request& request, std::size_t segment_bytes, Lock& lock);
@@ -285,7 +261,6 @@ struct CachingManagedAllocator::State {
   PressureCallback* pressure_callback = nullptr;
   AllocationObserver* observer = nullptr; ///< null in a forked child
   std::vector<DeviceCap> caps; ///< by device
-  std::condition_variable_any claim_ended; ///< signalled when a segment was made or refused
   const std::optional<std::size_t> no_cap; ///< the cap of the host
   PoolStatistics pool_statistics;
   EventPool events; // declared before the heap, whose free blocks return their events on destruction

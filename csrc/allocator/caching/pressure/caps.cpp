@@ -1,4 +1,5 @@
-// Caps on a device's segments (the engine's budget). Bytes are claimed from the budget before the source is called.
+// Caps on a device's segments (the engine's budget). A segment under a cap is made with the lock held, so that two
+// threads cannot both take the last bytes.
 #include <algorithm>
 #include <vector>
 
@@ -6,45 +7,26 @@
 #include "allocator/invariants.h"
 
 namespace torch_uvm {
-CachingManagedAllocator::State::Claim::Claim(State& state, Location home, std::size_t bytes, bool over_cap)
-    : state_(state),
-      home_(home),
-      bytes_(bytes),
-      cap_(home.is_host() ? nullptr : &state.caps[static_cast<std::size_t>(home.index)]) {
-  if (cap_ == nullptr) {
+
+bool CachingManagedAllocator::State::cap_allows(Location home, std::size_t bytes, bool over_cap) const {
+  if (!cap_of(home)) {
+    return true;
+  }
+  const DeviceCap& budget = caps[static_cast<std::size_t>(home.index)];
+  const std::size_t most = over_cap ? budget.ceiling : *budget.cap;
+  const std::size_t taken = this->taken(home.index);
+  return taken <= most && bytes <= most - taken;
+}
+
+void CachingManagedAllocator::State::note_segment(Location home, std::size_t bytes) noexcept {
+  if (home.is_host()) {
     return;
   }
-  if (cap_->cap) {
-    const std::size_t taken = state.taken(home.index);
-    over_ = taken > *cap_->cap || bytes > *cap_->cap - taken;
-    if (over_ && !(over_cap && taken <= cap_->ceiling && bytes <= cap_->ceiling - taken)) {
-      granted_ = false;
-      return;
-    }
-    cap_->most = over_ ? std::max(cap_->most, taken + bytes) : cap_->most;
-  }
-  cap_->under_way += bytes;
-}
-
-CachingManagedAllocator::State::Claim::~Claim() {
-  if (granted_ && cap_ != nullptr) {
-    cap_->under_way -= bytes_;
-    state_.claim_ended.notify_all();
-  }
-}
-
-void CachingManagedAllocator::State::Claim::made() const noexcept {
-  if (cap_ != nullptr) {
-    cap_->refused = false;
-  }
-  if (over_) {
-    state_.pool_statistics.count(PoolStatistics::k_num_over_cap, home_);
-  }
-}
-
-void CachingManagedAllocator::State::Claim::refused() const noexcept {
-  if (cap_ != nullptr) {
-    cap_->refused = true;
+  DeviceCap& budget = caps[static_cast<std::size_t>(home.index)];
+  budget.refused = false;
+  if (const std::size_t all = taken(home.index) + bytes; budget.cap && all > *budget.cap) {
+    budget.most = std::max(budget.most, all);
+    pool_statistics.count(PoolStatistics::k_num_over_cap, home);
   }
 }
 
@@ -92,11 +74,6 @@ Block* CachingManagedAllocator::State::merged_within_cap(const Request& request,
     return nullptr;
   }
   return from_new_segment(request, own, lock, refusal);
-}
-
-void CachingManagedAllocator::State::wait_for_claims(const Request& request, Lock& lock) {
-  const DeviceCap& budget = caps[static_cast<std::size_t>(request.home.index)];
-  claim_ended.wait(lock, [&budget] { return budget.under_way == 0; });
 }
 
 bool CachingManagedAllocator::State::may_exceed_cap(const Request& request, std::size_t segment_bytes, Lock& lock) {

@@ -9,8 +9,7 @@
 //                                                 | 6. exceed the cap up to its ceiling, if the callback
 //                                                 |    allows it
 //
-// On a device with a cap, both lists begin with a wait for the segments that other threads are making there. The
-// callback is called up to 16 times. Each call that makes room is followed by a retry, which also waits for pending
+// The callback is called up to 16 times. Each call that makes room is followed by a retry, which also waits for pending
 // frees.
 //
 // If all fail, the caller `with_idle_memory` (tensor/storage/idle_allocators.h) releases the idle memory of user-made
@@ -27,12 +26,6 @@ namespace torch_uvm {
 Block* CachingManagedAllocator::State::allocate_under_pressure(const Request& request, Lock& lock,
                                                                std::optional<OutOfMemory> refusal) {
   pool_statistics.count(PoolStatistics::k_num_alloc_retries, request.home);
-  if (cap_of(request.home) && caps[static_cast<std::size_t>(request.home.index)].under_way != 0) {
-    wait_for_claims(request, lock); // the new segment may have room for this request, too
-    if (Block* const block = within_cap(request, lock, refusal)) {
-      return block;
-    }
-  }
   // If a cap refused, the memory-pressure callback comes before the host waits for the device: it costs only a stream
   // dependency and a copy.
   if (Block* const block = cap_of(request.home) && !refusal ? merged_within_cap(request, lock, refusal)
