@@ -69,8 +69,8 @@ LAYERS = ["runtime", "allocator", "config", "residency", "tensor", "emulated", "
 GROUP = 6
 GROUP_BELOW_TORCH = 12
 
-# What only tests use: calls that fail on demand, and bindings of them.
-TEST_SOURCES = ("csrc/runtime/testing/", "csrc/python/test_bindings")
+# What only tests use: calls that fail on demand, and bindings.
+TEST_SOURCES = ["tests/cpp/doubles/failing_calls.cpp", "tests/cpp/doubles/test_bindings.cpp"]
 
 
 def torch_version() -> tuple[int, int]:
@@ -139,8 +139,7 @@ def extension() -> Extension:
 
     def files(pattern: str) -> list[str]:
         paths = (path for layer in layers for path in (ROOT / "csrc" / layer).rglob(pattern))
-        found = sorted(path.relative_to(ROOT).as_posix() for path in paths)
-        return [path for path in found if has_test_bindings() or not path.startswith(TEST_SOURCES)]
+        return sorted(path.relative_to(ROOT).as_posix() for path in paths)
 
     # NDEBUG: without it RecordFunction's inputs() asserts on every operator.
     flags = ["-std=c++20", "-O2", "-g1", "-DNDEBUG", "-fvisibility=hidden"]
@@ -150,7 +149,7 @@ def extension() -> Extension:
     # By its file: some tool chains have the static library only, and a second copy of it in the
     # process breaks what crosses to torch's (seen: streams that read nothing, exceptions that crash).
     link_flags = ["-l:libstdc++.so.6"]
-    include = [str(ROOT / "csrc")]
+    include = [str(ROOT / "csrc"), *([str(ROOT / "tests" / "cpp")] if has_test_bindings() else [])]
     if cuda is not None:
         flags.append("-DTORCH_UVM_WITH_CUDA")
         include.append(str(cuda[0]))
@@ -166,7 +165,7 @@ def extension() -> Extension:
     kind = "cpu" if cuda is None else f"cu{str(torch.version.cuda).split('.')[0]}"
     return CppExtension(
         name=f"torch_uvm._native.torch_{major}_{minor}_{kind}._C",
-        sources=files("*.cpp"),
+        sources=files("*.cpp") + (TEST_SOURCES if has_test_bindings() else []),
         depends=files("*.h"),
         include_dirs=include,
         libraries=[] if cuda is None else ["c10_cuda", "torch_cuda"],
@@ -177,16 +176,14 @@ def extension() -> Extension:
 
 def joint_sources(sources: list[str], folder: Path) -> list[str]:
     """Files in `folder` that include the sources in groups of one layer. Test doubles are apart."""
-    made = []
-    for layer in sorted({path.split("/")[1] for path in sources}):
+    made = [path for path in sources if path in TEST_SOURCES]
+    for layer in sorted({path.split("/")[1] for path in sources if path not in TEST_SOURCES}):
         most = GROUP if layer in LAYERS[LAYERS.index("tensor") :] + ["cuda"] else GROUP_BELOW_TORCH
-        for doubles in (False, True):
-            files = [path for path in sources if path.split("/")[1] == layer]
-            files = [path for path in files if path.startswith(TEST_SOURCES) == doubles]
-            for index, group in enumerate(unity.groups((ROOT / path for path in files), most)):
-                target = folder / f"{layer}-{'doubles-' if doubles else ''}{index}.cpp"
-                members = [path.relative_to(ROOT / "csrc").as_posix() for path in group]
-                made.append(unity.write(target, members).relative_to(ROOT).as_posix())
+        files = [ROOT / path for path in sources if path.startswith(f"csrc/{layer}/")]
+        for index, group in enumerate(unity.groups(files, most)):
+            members = [path.relative_to(ROOT / "csrc").as_posix() for path in group]
+            target = unity.write(folder / f"{layer}-{index}.cpp", members)
+            made.append(target.relative_to(ROOT).as_posix())
     return made
 
 

@@ -29,6 +29,7 @@ import unity
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "build" / "cuda-flavour"
 PINNED = ROOT / "requirements" / "cuda.txt"
+DOUBLES = ROOT / "tests" / "cpp" / "doubles"  # what only tests use
 PYTHON = sys.implementation.cache_tag
 # The layers that do not depend on torch: compiled once for all versions.
 BELOW_TORCH = ["runtime", "allocator", "config", "residency"]
@@ -191,7 +192,7 @@ def compile_batches(
     batches: Iterable[list[Path]], include: Iterable[Path], folder: Path, flags: Iterable[str] = FLAGS
 ) -> list[Path]:
     """Compiles groups of files, each jointly. Returns the object files."""
-    flags = [*flags, f"-I{ROOT / 'csrc'}", *(f"-isystem{path}" for path in include)]
+    flags = [*flags, f"-I{ROOT / 'csrc'}", f"-I{DOUBLES.parent}", *(f"-isystem{path}" for path in include)]
     jobs = int(os.environ.get("MAX_JOBS") or len(os.sched_getaffinity(0)))
     with ThreadPoolExecutor(jobs) as pool:
         parts = [pool.submit(compile_together, files, flags, folder) for files in batches]
@@ -223,7 +224,7 @@ def link(version: str, objects: list[Path], target: Path) -> None:
 
 def fingerprint(layers: Iterable[str], version: str = "") -> str:
     """A hash of all inputs of these layers."""
-    files = [Path(__file__), PINNED]
+    files = [Path(__file__), PINNED, *sorted(DOUBLES.iterdir())]
     for layer in layers:
         files += sorted(path for path in (ROOT / "csrc" / layer).rglob("*") if path.is_file())
     text = version.encode() + b"".join(str(path).encode() + path.read_bytes() for path in files)
@@ -262,7 +263,9 @@ def build(version: str) -> None:
         system = [include, include / "torch" / "csrc" / "api" / "include", cuda_headers()]
         system.append(Path(sysconfig.get_path("include")))
         below = objects_below_torch()
-        objects = compile_batches(batches(each for each in layers if each not in BELOW_TORCH), system, folder)
+        above = batches(each for each in layers if each not in BELOW_TORCH)
+        doubles = [[file] for file in sorted(DOUBLES.glob("*.cpp"))]
+        objects = compile_batches([*above, *doubles], system, folder)
         link(version, below + objects, target)
         make_stand_ins(torch_folder(version) / "torch" / "lib", folder / "lib")
         (folder / "stamp").write_text(made_from)

@@ -43,7 +43,6 @@ FLAGS = (
 ABOVE_CORE = ["tensor", "emulated", "python"]
 # These files test TORCH_UVM_WITH_CUDA, and are compiled for each flavour.
 BY_FLAVOUR = [ROOT / "csrc" / "python" / "tensor.cpp"]
-DOUBLES = ("csrc/runtime/testing/", "csrc/python/test_bindings")
 FLAVOURS = {
     "cpu": ["c10", "torch_cpu", "torch_python"],
     "cu13": ["c10", "c10_cuda", "torch_cpu", "torch_cuda", "torch_python"],
@@ -84,13 +83,9 @@ def torch_folder(version: str) -> Path:
 # --- compiling
 
 
-def sources(layers: Iterable[str], doubles: bool = False) -> list[Path]:
+def sources(layers: Iterable[str]) -> list[Path]:
     found = (path for layer in layers for path in sorted((ROOT / "csrc" / layer).rglob("*.cpp")))
-    return [
-        path
-        for path in found
-        if path.relative_to(ROOT).as_posix().startswith(DOUBLES) == doubles and path not in BY_FLAVOUR
-    ]
+    return [path for path in found if path not in BY_FLAVOUR]
 
 
 def by_layer(files: Iterable[Path]) -> list[list[Path]]:
@@ -162,7 +157,7 @@ def build(version: str, native: Path, test: bool) -> None:
     common = objects("common", version, sources(ABOVE_CORE), system)
     doubles = []
     if test:
-        doubles = objects("doubles", version, sources([*flavour.BELOW_TORCH, *ABOVE_CORE], True), system)
+        doubles = objects("doubles", version, sorted(flavour.DOUBLES.glob("*.cpp")), system)
     for kind in FLAVOURS:
         macros = [] if kind == "cpu" else ["-DTORCH_UVM_WITH_CUDA"]
         own = [*BY_FLAVOUR, *([] if kind == "cpu" else sources(["cuda"]))]

@@ -15,7 +15,6 @@ Files = Mapping[str, str]
 LAYERS = [
     ["runtime"],
     ["runtime/emulated"],
-    ["runtime/testing"],
     ["allocator"],
     ["allocator/caching", "allocator/arena", "allocator/plan"],
     ["allocator/caching/pressure", "allocator/adaptors"],

@@ -27,7 +27,7 @@ class Sanitizer(NamedTuple):
     variable: str
     options: str
     planted: str
-    """A function of `_C`, in these builds only (csrc/python/planted_faults.cpp)."""
+    """A function of `_C`, in these builds only (tests/cpp/doubles/test_bindings.cpp)."""
     report: str
     """What is said of it."""
 

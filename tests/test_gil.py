@@ -9,7 +9,8 @@ from types import ModuleType
 import pytest
 from _spawn import Spawn
 
-FOLDER = Path(__file__).resolve().parent.parent / "csrc" / "python"
+ROOT = Path(__file__).resolve().parent.parent
+FILES = sorted([*ROOT.glob("csrc/python/*.cpp"), *ROOT.glob("tests/cpp/doubles/*.cpp")])
 POLICIES = {"no_gil", "no_gil_inside", "keeps_gil"}
 
 # --- by the source --------------------------------------------------------------------------------
@@ -98,7 +99,7 @@ def functions(thing: ModuleType | type) -> set[str]:
 def test_each_binding_names_its_gil_policy() -> None:
     faults = [
         f"{file.name}: {kind} {name}: {wrong}"
-        for file in sorted(FOLDER.glob("*.cpp"))
+        for file in FILES
         for kind, name, wrong in bindings(file.read_text())
         if wrong is not None
     ]
@@ -106,7 +107,7 @@ def test_each_binding_names_its_gil_policy() -> None:
 
 
 def test_the_check_sees_every_binding(extension: ModuleType) -> None:
-    seen = {name for file in FOLDER.glob("*.cpp") for _, name, _ in bindings(file.read_text())}
+    seen = {name for file in FILES for _, name, _ in bindings(file.read_text())}
     missing = functions(extension) - seen
     assert missing == set()
     assert len(seen) > 120

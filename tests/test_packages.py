@@ -116,9 +116,8 @@ def test_test_doubles_are_compiled_in_on_request_alone(wheel: Path) -> None:
     assert packages.test_doubles_in(wheel) == list(packages.TEST_DOUBLES)
     shipped, all_of_them = sources_with({}), sources_with({"TORCH_UVM_TEST_BINDINGS": "1"})
     left_out = all_of_them - shipped
-    assert {"csrc/runtime/testing/failing_calls.cpp", "csrc/python/test_bindings.cpp"} <= left_out
-    assert all(path.startswith(("csrc/runtime/testing/", "csrc/python/test_bindings")) for path in left_out)
-    assert [path for path in shipped if '"runtime/testing/' in (ROOT / path).read_text()] == []
+    assert left_out == {f"tests/cpp/doubles/{name}.cpp" for name in ("failing_calls", "test_bindings")}
+    assert [path for path in shipped if '"doubles/' in (ROOT / path).read_text()] == []
 
 
 def flavour_with(cuda: str, tmp_path: Path, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -174,7 +174,6 @@ class TestContents:
             wheels.sources(wheels.ABOVE_CORE),
             wheels.BY_FLAVOUR,
             wheels.sources(["cuda"]),
-            wheels.sources([*BELOW_TORCH, *wheels.ABOVE_CORE], doubles=True),
         ]
         every = [path for part in parts for path in part]
         assert sorted(every) == sorted((ROOT / "csrc").rglob("*.cpp"))

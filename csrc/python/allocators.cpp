@@ -148,7 +148,6 @@ void bind_allocators(py::module_& module) {
       .def("report", &report_dict, no_gil_inside);
 
   module.def("process_allocator", &process_allocator, no_gil);
-  module.def("release_idle_memory", &release_idle_memory, no_gil);
   module.def(
       "caching_allocator",
       [](Shared upstream, const c10::Device& home, std::size_t initial, std::optional<std::size_t> maximum) -> Shared {

@@ -46,8 +46,7 @@ void bind_regions(pybind11::module_& module); ///< regions.cpp: compiled graphs,
 void bind_exchange(pybind11::module_& module); ///< exchange.cpp: DLPack, sharing between processes
 void bind_replay(pybind11::module_& module); ///< replay.cpp: recording and replay of allocations
 void bind_emulated(pybind11::module_& module); ///< emulated.cpp: the emulated accelerator
-void bind_planted_faults(pybind11::module_& module); ///< planted_faults.cpp: sanitizer builds only
-/// test_bindings.cpp; nullptr unless setup.py compiled that file (TORCH_UVM_TEST_BINDINGS=1; never for wheels).
+/// tests/cpp/doubles; nullptr unless setup.py compiled that file (TORCH_UVM_TEST_BINDINGS=1; never for wheels).
 [[gnu::weak]] void bind_test_bindings(pybind11::module_& module);
 
 } // namespace torch_uvm

@@ -92,17 +92,9 @@ void bind_emulated(py::module_& module) {
       },
       py::arg("device"), no_gil);
   module.def("emu_residency", &residency_dict, py::arg("tensor"), no_gil_inside);
-  module.def("emu_pending_operations", [] { return emulated::runtime().pending_operations(); }, no_gil);
-  module.def("emu_live_objects", [] { return emulated::runtime().live_objects(); }, no_gil);
-  // For tests of concurrency with a wait for a device.
-  module.def("emu_hold_device", [](int device) { emulated::runtime().hold_device(device); }, py::arg("device"), no_gil);
-  module.def(
-      "emu_release_device", [](int device) { emulated::runtime().release_device(device); }, py::arg("device"), no_gil);
-  module.def("emu_await_waiter", [] { emulated::runtime().await_waiter(); }, no_gil);
 
   // Functions of torch.emu that torch.accelerator does not have.
   module.def("emu_device_count", &emulated::device_count, no_gil);
-  module.def("emu_check_plain_allocator", [] { return emulated::plain_allocator().check(); }, no_gil);
   module.def("emu_default_generator", [](int device) { return emulated::default_generator(device); }, no_gil);
   module.def("emu_finish_backward_threads", &emulated::finish_backward_threads, no_gil);
   module.def("emu_in_bad_fork", [] { return Context::get().forked(); }, keeps_gil);

@@ -21,7 +21,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   torch_uvm::bind_exchange(module);
   torch_uvm::bind_replay(module);
   torch_uvm::bind_emulated(module);
-  torch_uvm::bind_planted_faults(module);
   if (torch_uvm::bind_test_bindings != nullptr) {
     torch_uvm::bind_test_bindings(module);
   }

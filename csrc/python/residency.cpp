@@ -1,5 +1,4 @@
 // Bindings of the residency engine: csrc/tensor/process/process_engine.h and csrc/tensor/dispatch/pins.h.
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <string>
@@ -7,7 +6,6 @@
 #include <vector>
 
 #include "python/bindings.h"
-#include "tensor/dispatch/observed_operators.h"
 #include "tensor/dispatch/pins.h"
 #include "tensor/process/context.h"
 #include "tensor/process/process_engine.h"
@@ -57,18 +55,6 @@ py::tuple residency_counts() {
   return py::make_tuple(now.observed, now.written_back, now.used_in_place, now.over_budget, now.failures);
 }
 
-std::vector<std::string> written_arguments(const std::string& name, const std::string& overload) {
-  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str());
-  const ObservedOperator observed(op.schema());
-  std::vector<std::string> written;
-  for (std::size_t i = 0; i < op.schema().arguments().size(); ++i) {
-    if (observed.writes(i)) {
-      written.push_back(op.schema().arguments()[i].name());
-    }
-  }
-  return written;
-}
-
 } // namespace
 
 void bind_residency(py::module_& module) {
@@ -87,8 +73,6 @@ void bind_residency(py::module_& module) {
         return engine == nullptr ? std::optional<double>(0) : engine->predicted_ms_per_operator();
       },
       no_gil);
-  module.def("evict_after_operators", &evict_after_operators, py::arg("on"), no_gil);
-  module.def("written_arguments", &written_arguments, py::arg("name"), py::arg("overload") = "", no_gil);
   module.def(
       "reset_residency_stats",
       [] {
@@ -140,8 +124,6 @@ void bind_residency(py::module_& module) {
         }
       },
       no_gil);
-  module.def(
-      "check_residency", [] { return engine_in_use() == nullptr ? std::nullopt : engine_in_use()->check(); }, no_gil);
 }
 
 } // namespace torch_uvm

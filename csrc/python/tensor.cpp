@@ -281,13 +281,6 @@ void bind_tensor(py::module_& module) {
         return allocator == nullptr ? 0 : allocator->empty_cache();
       },
       no_gil);
-  module.def(
-      "check_allocator",
-      []() -> std::optional<std::string> {
-        const CachingManagedAllocator* allocator = allocator_in_use();
-        return allocator == nullptr ? std::nullopt : allocator->check();
-      },
-      no_gil);
 }
 
 } // namespace torch_uvm

@@ -2,10 +2,10 @@
 #include <cstring>
 #include <string>
 
+#include "doubles/failing_calls.h"
 #include "emulated_helpers.h"
 #include "harness.h"
 #include "runtime/error.h"
-#include "runtime/testing/failing_calls.h"
 
 using namespace torch_uvm;
 using namespace emulated_helpers;

@@ -5,11 +5,11 @@
 #include <deque>
 #include <string>
 
+#include "doubles/failing_calls.h"
 #include "harness.h"
 #include "residency/engine/relocation_min.h"
 #include "residency_rig.h"
 #include "runtime/emulated/emulated_runtime.h"
-#include "runtime/testing/failing_calls.h"
 
 namespace {
 

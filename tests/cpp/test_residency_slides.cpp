@@ -6,9 +6,9 @@
 #include <optional>
 #include <random>
 
+#include "doubles/failing_calls.h"
 #include "residency_rig.h"
 #include "runtime/emulated/emulated_runtime.h"
-#include "runtime/testing/failing_calls.h"
 
 namespace {
 

@@ -114,7 +114,7 @@ class EmulatedRuntime final : public ManagedRuntime {
   /// The number of queued operations, over all streams, that are not done. For tests of schedules.
   std::size_t pending_operations() const;
 
-  /// For tests of failing calls (runtime/testing/failing_calls.h). The hook runs at each call that may fail, with
+  /// For tests of failing calls (tests/cpp/doubles/failing_calls.h). The hook runs at each call that may fail, with
   /// the call's name and its requested bytes; the call fails with the exception that the hook throws. A failing wait
   /// has still waited, like CUDA's, which report an earlier error. The hook runs with the runtime's mutex held.
   /// nullptr: no hook.

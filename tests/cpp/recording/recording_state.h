@@ -10,11 +10,11 @@
 #include <string>
 #include <vector>
 
+#include "doubles/failing_calls.h"
 #include "recording/recording_hints.h"
 #include "recording/recording_runtime.h"
 #include "recording/recording_streams.h"
 #include "runtime/host_memory.h"
-#include "runtime/testing/failing_calls.h"
 
 namespace torch_uvm {
 namespace recording {

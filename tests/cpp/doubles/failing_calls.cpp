@@ -1,4 +1,4 @@
-#include "runtime/testing/failing_calls.h"
+#include "doubles/failing_calls.h"
 
 #include <algorithm>
 #include <array>
