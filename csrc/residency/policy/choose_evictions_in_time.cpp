@@ -236,13 +236,16 @@ class ByTime {
       case GapRule::kFewest:
         // As many bytes as are used on the host while the host starts two transfers.
         return can_stay(gap) ? 2 * options_.rates.host_ms * options_.rates.in_place : bytes;
+      case GapRule::kStay:
+        return can_stay(gap) ? std::numeric_limits<double>::infinity() : bytes;
     }
     return 0;
   }
 
   /// Whether the value may be used where it is on the host, and by one operator only.
   bool can_stay(const Gap& gap) const {
-    return rule_ == GapRule::kFewest && options_.in_place && iteration_.uses[gap.use].next == gap.use &&
+    const bool asked = rule_ == GapRule::kFewest || rule_ == GapRule::kStay;
+    return asked && options_.in_place && iteration_.uses[gap.use].next == gap.use &&
            iteration_.ops[iteration_.uses[gap.use].op].in_place_ok;
   }
 

@@ -31,7 +31,7 @@ void choose_fastest(Schedule& schedule, const PolicyOptions& options) {
   choose_evictions(schedule, options, capacity);
   place_fetches(schedule, capacity);
   try_both();
-  for (const GapRule rule : {GapRule::kMostExcessAlone, GapRule::kMostExcess, GapRule::kFewest}) {
+  for (const GapRule rule : {GapRule::kMostExcess, GapRule::kMostExcessAlone, GapRule::kFewest, GapRule::kStay}) {
     choose_evictions_in_time(schedule, options, capacity, rule);
     place_fetches(schedule, capacity, latest_fetches(schedule, options.rates));
     try_both();

@@ -47,6 +47,7 @@ enum class GapRule {
   kMostExcess, ///< by the bytes above the capacity during the gap, times their duration, per transferred byte
   kMostExcessAlone, ///< the same, as if each gap's transfers had the link to themselves
   kFewest, ///< by bytes, for few transfers; what needs none, since operators may use it on the host, as if it was large
+  kStay, ///< what needs no transfer, then by bytes
 };
 
 /// The same from the operators' durations. An eviction hides both transfers in the gap to the value's next use if the
