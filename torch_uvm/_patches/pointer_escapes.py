@@ -28,7 +28,7 @@ from torch.overrides import has_torch_function_unary
 from torch.utils.weak import WeakIdKeyDictionary
 
 from torch_uvm import _C
-from torch_uvm._patches.replace import replace_once
+from torch_uvm._patches.replace import found, replace_once
 from torch_uvm._util.compiler import run_as_it_is
 
 _lock = threading.Lock()
@@ -151,7 +151,8 @@ def watch() -> None:
     """Replaces what gives out bare addresses. Calling it again does nothing."""
     # Inside a compiled graph nothing is materialised: launchers of its kernels ask for every pointer, its
     # inputs are pinned, and Inductor says which ones it writes.
-    _C.replace_data_ptr(torch.Tensor.data_ptr, _gives_out)
+    if (method := found(torch.Tensor, "data_ptr")) is not None:
+        _C.replace_data_ptr(method, _gives_out)
     replace_once(torch.Tensor, "numpy", _materialising)
     replace_once(torch.UntypedStorage, "data_ptr", _materialising_storage)
     replace_once(torch.UntypedStorage, "resize_", _resizing)

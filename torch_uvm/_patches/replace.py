@@ -18,6 +18,23 @@ _ours: dict[tuple[Any, str], Any] = {}
 there: dict[str, bool] = {}
 
 
+def found(owner: Any, name: str) -> Any:
+    """The function or property `name` of `owner`, which is to be replaced.
+
+    None, with one warning, if this torch does not have it: what it was for is off, and the rest works.
+    """
+    plain = getattr(owner, name, None)
+    title = f"{getattr(owner, '__qualname__', owner.__name__)}.{name}"
+    if plain is None and there.get(title, True):
+        warnings.warn(
+            f"torch {torch.__version__} has no {title}, which torch_uvm replaces; what that is for is off "
+            "(torch_uvm/_patches/README.md)",
+            stacklevel=3,
+        )
+    there[title] = plain is not None
+    return plain
+
+
 def replace_once(owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
     """Replaces `plain`, the function or property `name` of `owner`, by `wrap(plain)`.
 
@@ -26,19 +43,9 @@ def replace_once(owner: Any, name: str, wrap: Callable[[Any], Any]) -> None:
     `__torch_function__` receives.
 
     A second call does nothing, even if Ctrl-C interrupted the caller after the first one. A function that is
-    replaced twice for two purposes needs one wrapper for both.
-
-    Warns once of what this torch does not have: what it was for is off, and the rest works.
+    replaced twice for two purposes needs one wrapper for both. Warns of what this torch does not have.
     """
-    plain = getattr(owner, name, None)
-    title = f"{getattr(owner, '__qualname__', owner.__name__)}.{name}"
-    if plain is None and there.get(title, True):
-        warnings.warn(
-            f"torch {torch.__version__} has no {title}, which torch_uvm replaces; what that is for is off "
-            "(torch_uvm/_patches/README.md)",
-            stacklevel=2,
-        )
-    there[title] = plain is not None
+    plain = found(owner, name)
     if plain is None:
         return
     if isinstance(plain, (types.MethodDescriptorType, types.BuiltinFunctionType)):
