@@ -62,6 +62,7 @@ class TestInfo:
         )
         lines = done.stdout.splitlines()
         assert (lines[0], lines[-1]) == ("```", "```")
+        assert re.search(r"^switch +off$", done.stdout, re.M)
         assert re.search(r"^  budget_bytes +64.00 MiB$", done.stdout, re.M)
         assert "options that are not the default: budget:64" in done.stdout
         assert "Tensor.to" in done.stdout and "not in this torch, so not replaced: none" in done.stdout

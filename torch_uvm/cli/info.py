@@ -180,8 +180,7 @@ def main(argv: Sequence[str]) -> int:
     arguments = parser.parse_args(argv)
     if arguments.report:
         # So that the block has the budget in force, and what is replaced. It may fail on a broken machine.
-        with contextlib.suppress(Exception):
-            torch_uvm.enable()
+        with contextlib.suppress(Exception), torch_uvm.enabled():
             torch_uvm.memory.empty(1, device=accelerator())
     facts = collect()
     text = _report(facts) if arguments.report else _text(facts, options=True)
