@@ -70,6 +70,10 @@ def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+def pip(python: Path, *arguments: str) -> None:
+    subprocess.run([sys.executable, *packages.PIP, "--python", str(python), *arguments], check=True)
+
+
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The Python of an environment with the wheel."""
@@ -79,8 +83,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (site,) = environment.glob("lib/python*/site-packages")
     lenders = [path for path in sys.path if Path(path).is_dir() and "-packages" in path]
     (site / "borrowed.pth").write_text("".join(f"{path}\n" for path in lenders))
-    pip = [sys.executable, *packages.PIP, "--python", str(python), "install", "--no-deps", "--no-compile"]
-    subprocess.run([*pip, str(wheel)], check=True)
+    pip(python, "install", "--no-deps", "--no-compile", str(wheel))
     return python
 
 
@@ -165,3 +168,16 @@ def test_torch_finds_it_by_its_entry_point(installed: Path, tmp_path: Path) -> N
     )
     where, total = json.loads(packages.run(installed, "-c", code, folder=tmp_path))
     assert installed.parents[1] in Path(where).parents and total == 3
+
+
+def test_what_uninstalling_leaves_is_seen(wheel: Path, tmp_path: Path) -> None:
+    venv.create(tmp_path / "env", symlinks=True)
+    python = tmp_path / "env" / "bin" / "python"
+    before = packages.files_below(tmp_path / "env")
+    pip(python, "install", "--no-deps", str(wheel))
+    (package,) = tmp_path.glob("env/lib/python*/site-packages/torch_uvm")
+    assert len(packages.files_below(tmp_path / "env") - before) > 100
+    (package / "__pycache__" / "left.pyc").touch()
+    pip(python, "uninstall", "-y", "torch_uvm")
+    (left,) = packages.files_below(tmp_path / "env") - before
+    assert left.name == "left.pyc"
