@@ -191,8 +191,10 @@ def compile_together(files: list[Path], flags: list[str], folder: Path) -> list[
 def compile_batches(
     batches: Iterable[list[Path]], include: Iterable[Path], folder: Path, flags: Iterable[str] = FLAGS
 ) -> list[Path]:
-    """Compiles groups of files, each jointly. Returns the object files."""
+    """Compiles groups of files, each jointly. Returns the object files. Paths in them are relative."""
     flags = [*flags, f"-I{ROOT / 'csrc'}", f"-I{DOUBLES.parent}", *(f"-isystem{path}" for path in include)]
+    # The compiler takes the last one that fits: headers are named by their path below `include`.
+    flags += [f"-ffile-prefix-map={path}=." for path in (ROOT, *include)]
     jobs = int(os.environ.get("MAX_JOBS") or len(os.sched_getaffinity(0)))
     with ThreadPoolExecutor(jobs) as pool:
         parts = [pool.submit(compile_together, files, flags, folder) for files in batches]

@@ -5,8 +5,9 @@
     python scripts/wheels.py --test dist 2.13.0      with the test doubles; for tests, not to be published
 
 The wheel is for the Python that runs this. Layers below torch are compiled once. The others are compiled once
-for each torch, against the headers of its CUDA build; only what csrc/cuda and the macro TORCH_UVM_WITH_CUDA
-make differs between the flavours. The extensions lie in torch_uvm/_native (torch_uvm/_util/native.py).
+for each torch, against the headers of its CUDA build, and csrc/python for each Python, too. Only what
+csrc/cuda and the macro TORCH_UVM_WITH_CUDA make differs between the flavours. The extensions lie in
+torch_uvm/_native (torch_uvm/_util/native.py).
 
 auditwheel checks that the wheel runs with glibc 2.28 and libstdc++ of GCC 8. Newer compilers need three
 things for that: scripts/glibc_2_28.cpp, older versions of some functions of glibc, members of libstdc++.a.
@@ -40,7 +41,8 @@ FLAGS = (
     "-std=c++20 -O2 -fwrapv -fPIC -w -DNDEBUG -fvisibility=hidden -DTORCH_EXTENSION_NAME=_C "
     "-DTORCH_API_INCLUDE_EXTENSION_H"
 ).split()
-ABOVE_CORE = ["tensor", "emulated", "python"]
+WITHOUT_PYTHON = ["tensor", "emulated"]
+PYTHON_HEADERS = Path(sysconfig.get_path("include"))
 # These files test TORCH_UVM_WITH_CUDA, and are compiled for each flavour.
 BY_FLAVOUR = [ROOT / "csrc" / "python" / "tensor.cpp"]
 FLAVOURS = {
@@ -98,8 +100,10 @@ def by_layer(files: Iterable[Path]) -> list[list[Path]]:
 def objects(
     name: str, version: str, files: list[Path], include: list[Path], extra: Iterable[str] = ()
 ) -> list[Path]:
-    """The object files of these sources, compiled unless they are up to date."""
-    folder = FOLDER / "objects" / f"{version}-{flavour.PYTHON}" / name
+    """The object files of these sources, compiled unless they are up to date. Without Python's headers in
+    `include` they are for every Python."""
+    python = f"-{flavour.PYTHON}" if PYTHON_HEADERS in include else ""
+    folder = FOLDER / "objects" / f"{version}{python}" / name
     layers = sorted(path.name for path in (ROOT / "csrc").iterdir() if path.is_dir())
     reads = flavour.BELOW_TORCH if version == "core" else layers  # all headers that they may include
     made_from = flavour.fingerprint(reads, version + " ".join([*FLAGS, *extra]))
@@ -152,16 +156,16 @@ def build(version: str, native: Path, test: bool) -> None:
     print(f"torch {version}", flush=True)
     include = torch_folder(version) / "torch" / "include"
     system = [include, include / "torch" / "csrc" / "api" / "include", flavour.cuda_headers()]
-    system.append(Path(sysconfig.get_path("include")))
-    below = objects("core", "core", sources(flavour.BELOW_TORCH), [])
-    common = objects("common", version, sources(ABOVE_CORE), system)
-    doubles = []
+    common = objects("core", "core", sources(flavour.BELOW_TORCH), [])
+    common += objects("torch", version, sources(WITHOUT_PYTHON), system)
+    cuda = objects("cuda", version, sources(["cuda"]), system, ["-DTORCH_UVM_WITH_CUDA"])
+    system.append(PYTHON_HEADERS)
+    common += objects("python", version, sources(["python"]), system)
     if test:
-        doubles = objects("doubles", version, sorted(flavour.DOUBLES.glob("*.cpp")), system)
+        common += objects("doubles", version, sorted(flavour.DOUBLES.glob("*.cpp")), system)
     for kind in FLAVOURS:
         macros = [] if kind == "cpu" else ["-DTORCH_UVM_WITH_CUDA"]
-        own = [*BY_FLAVOUR, *([] if kind == "cpu" else sources(["cuda"]))]
-        parts = [*below, *common, *doubles, *objects(kind, version, own, system, macros)]
+        parts = common + objects(kind, version, BY_FLAVOUR, system, macros) + (cuda if macros else [])
         target = native / native_name(version, kind) / f"_C{sysconfig.get_config_var('EXT_SUFFIX')}"
         target.parent.mkdir(parents=True)
         link(version, kind, parts, target)
@@ -185,12 +189,14 @@ def provenance(built: list[str], test: bool) -> dict[str, object]:
         "torch": built,
         "cuda": dict(item for name in flavour.cuda_packages() for item in [(name, [*flavour.pins()[name]])]),
         "test_doubles": test,
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
 
 
 def pack(native: Path, built: list[str], test: bool, folder: Path) -> Path:
-    """Packs the extensions and the files that git tracks. Returns the wheel, not yet audited."""
+    """Packs the extensions and the files that git tracks. Returns the wheel, not yet audited. The same files
+    make the same bytes: the time of each file is that of the commit."""
+    committed = flavour.output_of(["git", "-C", ROOT, "log", "-1", "--format=%ct"]).strip()
+    os.environ.setdefault("SOURCE_DATE_EPOCH", committed)  # setuptools and auditwheel read it
     tree = folder / "tree"
     packages.copy_tracked(tree)
     lib = tree / f"build/lib.{sysconfig.get_platform()}-{sys.implementation.cache_tag}"
@@ -201,7 +207,8 @@ def pack(native: Path, built: list[str], test: bool, folder: Path) -> Path:
     with zipfile.ZipFile(wheel, "a", zipfile.ZIP_DEFLATED) as archive:
         (metadata,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         text = json.dumps(provenance(built, test), indent=1)
-        archive.writestr(metadata.replace("METADATA", "provenance.json"), text)  # auditwheel records it
+        file = zipfile.ZipInfo(metadata.replace("METADATA", "provenance.json"))  # auditwheel records it
+        archive.writestr(file, text)
     return wheel
 
 
@@ -224,7 +231,7 @@ def audited(wheel: Path, output: Path) -> Path:
             [*command[:3], "show", str(wheel)], env=environment, capture_output=True, text=True
         )
         raise flavour.Failed(done.stdout + done.stderr + shown.stdout)
-    return max(output.glob("torch_uvm-*.whl"), key=lambda path: path.stat().st_mtime)
+    return packages.wheel_in(output)
 
 
 def main() -> None:

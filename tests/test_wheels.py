@@ -138,15 +138,18 @@ class TestImport:
         assert f"{variable} is set, but torch_uvm is not in use" in done.stderr
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Not audited."""
-    folder = tmp_path_factory.mktemp("wheel")
+def packed(folder: Path) -> Path:
+    """A wheel that is not audited."""
     for kind in wheels.FLAVOURS:
         target = folder / "native" / wheels.native_name(MINOR, kind)
         target.mkdir(parents=True)
-        shutil.copy2(EXTENSION, target)
+        shutil.copyfile(EXTENSION, target / EXTENSION.name)
     return wheels.pack(folder / "native", [f"{MINOR}.0"], True, folder)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return packed(tmp_path_factory.mktemp("wheel"))
 
 
 class TestContents:
@@ -158,6 +161,10 @@ class TestContents:
         assert found == tracked | native
         python = f"cp{sys.version_info.major}{sys.version_info.minor}"
         assert wheel.name.split("-")[2:4] == [python, python]
+
+    def test_the_same_files_make_the_same_bytes(self, wheel: Path, tmp_path: Path) -> None:
+        again = packed(tmp_path)
+        assert (again.name, again.read_bytes()) == (wheel.name, wheel.read_bytes())
 
     def test_provenance(self, wheel: Path) -> None:
         with zipfile.ZipFile(wheel) as archive:
@@ -171,7 +178,7 @@ class TestContents:
         """Those that the wheel compiles, against those that setup.py does."""
         parts = [
             wheels.sources(BELOW_TORCH),
-            wheels.sources(wheels.ABOVE_CORE),
+            wheels.sources([*wheels.WITHOUT_PYTHON, "python"]),
             wheels.BY_FLAVOUR,
             wheels.sources(["cuda"]),
         ]
@@ -213,3 +220,12 @@ class TestVersions:
             "| 2.9.1 | 2026-11-23 | - | no CUDA | - | - | - |",
             "| 2.13.0+cpu | 2026-11-24 | 7 | 3 failed, 812 passed | passed | - | 9 passed |",
         ]
+
+
+def test_the_wheel_to_try_is_for_this_python(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="make wheels"):
+        packages.wheel_in(tmp_path)
+    python = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    for tag in (python, "cp39"):
+        (tmp_path / f"torch_uvm-0.2.0-{tag}-{tag}-{wheels.PLATFORM}.whl").touch()
+    assert python in packages.wheel_in(tmp_path).name
