@@ -91,7 +91,7 @@ class TestAPage:
 
     def test_names_the_lines_of_the_script(self, run: tuple[pages.Page, dict[str, Any]]) -> None:
         seen, _ = run
-        rows = {row[0]: row[1:] for row in seen.rows["by-size"]}
+        rows = {row[0]: row[1:] for row in seen.rows["by-traffic"]}
         largest = [place for place, row in rows.items() if row[4] == "12.00 MiB"]
         assert largest == [
             f"train.py:{line_of(TRAINING, 'twelve')} in largest return torch.ones(3, 1024, 1024, "
@@ -109,22 +109,10 @@ class TestAPage:
             told = sum(int(row[column].replace(",", "")) for row in seen.rows["by-traffic"])
             assert told == stats["residency"][key]["count"], key
 
-    def test_names_the_optimizer_whose_update_does_not_fit(self, spawn: Spawn) -> None:
-        """AdamW's default updates 24 MiB of parameters at once, under a budget of 20 MiB."""
-        script = TRAINING.replace("kept = largest()", "kept = torch.ones(1)").replace("range(4)", "range(2)")
-        (spawn.folder / "train.py").write_text(script)
-        said = {}
-        for options in ("", ", fused=True"):
-            (spawn.folder / "train.py").write_text(script.replace("rameters())", f"rameters(){options})"))
-            spawn(args=[*RUN, "--budget", "20MiB", "--report", "out.html", "train.py"], env=EMU)
-            said[options] = pages.read(spawn.folder / "out.html").advice.get("over-budget", "")
-        assert "AdamW(..., fused=True)" in said[""]
-        assert "AdamW" not in said[", fused=True"]
-
     def test_gives_advice(self, run: tuple[pages.Page, dict[str, Any]]) -> None:
         seen, _ = run
-        assert "AdamW" in seen.advice["deferred"] and "--optimizer auto" in seen.advice["deferred"]
-        assert "few-steps" in seen.advice and "modelled" in seen.advice
+        assert "modelled" in seen.advice
+        assert "misses" not in seen.advice, "four steps are too few"
         assert "fits" not in seen.advice and "no-budget" not in seen.advice
 
     def test_has_pictures_with_names(self, run: tuple[pages.Page, dict[str, Any]]) -> None:
@@ -158,7 +146,7 @@ class TestHowRunsEnd:
         assert (done.returncode, done.stdout, done.stderr) == (3, "", "")
         assert "ended with exit status 3" in seen.text
         assert list(seen.advice) == ["nothing", "modelled"]
-        assert seen.figures["peak-managed"] == 0 and "by-size" not in seen.rows
+        assert seen.figures["peak-managed"] == 0 and "by-traffic" not in seen.rows
 
     def test_markup_in_names_is_text_and_want_of_memory_is_quoted(self, spawn: Spawn) -> None:
         function = (
@@ -172,7 +160,7 @@ class TestHowRunsEnd:
         assert "oom" in seen.advice and "no-budget" in seen.advice and seen.figures["num_ooms"] >= 1
         assert "script" not in seen.tags and "\u202e" not in seen.text
         assert "<script>alert(1)<\\u202e&.py" in seen.text
-        assert "</code><script>alert(1)</script>" in seen.rows["by-size"][0][0]
+        assert "</code><script>alert(1)</script>" in seen.rows["by-traffic"][0][0]
 
     def test_a_page_that_cannot_be_written_changes_nothing_else(self, spawn: Spawn) -> None:
         (spawn.folder / "gone").mkdir()
@@ -205,7 +193,7 @@ class TestProcesses:
         ]
         for rank in range(2):
             seen = pages.read(spawn.folder / f"out.rank{rank}.html")
-            assert f"rank {rank}" in seen.text and seen.rows["by-size"][0][5] == f"{4 + 4 * rank}.00 MiB"
+            assert f"rank {rank}" in seen.text and seen.rows["by-traffic"][0][5] == f"{4 + 4 * rank}.00 MiB"
 
     def test_the_environment_variable_requests_it(self, spawn: Spawn) -> None:
         (spawn.folder / "script.py").write_text("raise SystemExit(3)\n")
@@ -250,7 +238,7 @@ class TestRecording:
         assert report.current() is None and not recording.path.exists()
 
     def test_a_killed_run_leaves_the_page_of_the_previous_minute(self, recording: report.Recording) -> None:
-        recording._sampler._now_and_then()
+        recording._sampler._write()
         assert "still running" in pages.read(recording.path).text
         recording.finish()
         assert "still running" not in pages.read(recording.path).text
@@ -265,12 +253,6 @@ class TestRecording:
         before = _C.allocation_site_figures()
         held = torch.ones(1 << 20, device=torch.accelerator.current_accelerator())
         assert held.numel() and _C.allocation_site_figures() == before
-
-    def test_figures_continue_after_the_script_resets_them(self, recording: report.Recording) -> None:
-        totals = samples._Totals()
-        assert totals.add({"a": 5, "b": 1}) == {"a": 5, "b": 1}
-        assert totals.add({"a": 2, "b": 1}) == {"a": 7, "b": 1}
-        assert totals.add({"a": 4, "b": 3}) == {"a": 9, "b": 3}
 
     def test_the_line_is_the_innermost_outside_torch(self, recording: report.Recording) -> None:
         torch_uvm.enable()
@@ -318,8 +300,12 @@ class TestRecording:
         assert not [it for it in found if it.line == line]
         assert [it for it in found if it.file is None]
 
-    def test_a_report_changes_neither_results_nor_budgets(self, tmp_path: Path) -> None:
+    def test_a_report_changes_neither_results_nor_budgets(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """Tensors under a budget, so that their storages are moved while the report counts."""
+        for name in (report.PATH, report.OF):
+            monkeypatch.setenv(name, "")  # restored afterwards
         torch_uvm.enable(budget="8MiB")
         device = torch.accelerator.current_accelerator()
 
@@ -332,7 +318,7 @@ class TestRecording:
             return [it.sum().item() for it in kept]
 
         plain = program()
-        recorded = report._start(report.Recording(tmp_path / "out.html", "a test"))
+        recorded = report.start(tmp_path / "out.html", "a test")
         try:
             assert program() == plain
         finally:
@@ -345,7 +331,7 @@ class TestSampler:
     def test_is_bounded_and_keeps_peaks(self, monkeypatch: pytest.MonkeyPatch) -> None:
         now = [0.0]
         monkeypatch.setattr(time, "monotonic", lambda: now[0])
-        sampler = Sampler(lambda: None, 60)
+        sampler = Sampler(lambda: None)
         peak = Sample(0, resident={0: 10**9}, host=7)
         monkeypatch.setattr(
             sampler, "_measure", lambda: replace(peak if now[0] == 777 else Sample(0), seconds=now[0])

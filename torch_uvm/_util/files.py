@@ -33,3 +33,15 @@ def output_argument(text: str) -> Path:
         return output_file(text)
     except OSError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def rank_here() -> int | None:
+    """The rank of this process under torchrun; None: it has none."""
+    rank = os.environ.get("RANK", "")
+    return int(rank) if rank.isascii() and rank.isdigit() else None
+
+
+def of_rank(path: Path) -> Path:
+    """The path of this process's file for a command with ``path``: a rank of torchrun has its own file."""
+    rank = rank_here()
+    return path if rank is None else path.with_name(f"{path.stem}.rank{rank}{path.suffix}")

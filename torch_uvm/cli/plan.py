@@ -20,12 +20,11 @@ from torch_uvm._tools.dry_runs import DryRun, DryRunError, dry_run
 from torch_uvm._tools.plans import Loop, loops_of, make_plan, room_of
 from torch_uvm._tools.shared_links import link_rates
 from torch_uvm._util.escaping import excerpt, printable
-from torch_uvm._util.files import output_argument
+from torch_uvm._util.files import of_rank, output_argument, rank_here
 from torch_uvm.cli import plan_cards
 from torch_uvm.cli.plan_text import FORMAT, VERSION, lines_of, record_of
 from torch_uvm.cli.progress import Progress
 from torch_uvm.cli.script_words import split
-from torch_uvm.report import of_rank, rank_here
 
 SUMMARY = "predict whether a script fits a card, and its step within budgets"
 

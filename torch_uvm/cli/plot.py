@@ -11,7 +11,8 @@ from torch_uvm._tools.access_traces import Trace, read_trace
 from torch_uvm._util.escaping import printable
 from torch_uvm._util.files import output_argument
 from torch_uvm.cli.progress import Progress
-from torch_uvm.report.page import document, pictures
+from torch_uvm.report.charts import pictures
+from torch_uvm.report.page import document
 from torch_uvm.report.samples import Sample, thinned
 
 SUMMARY = "draw a trace of accesses"
@@ -64,7 +65,7 @@ def _page(path: Path, device: int) -> str:
     steps = [(trace.time_of(it) - trace.begin_us) / 1e6 for it in trace.steps[:12]]
     name = {0: f"device {device}, {len(trace.operators)} operators, {len(trace.transfers)} transfers"}
     budgets = {} if budget is None else {0: budget}
-    return document(path.name, [pictures(samples_of(trace, device), steps, name, budgets)])
+    return document(path.name, pictures(samples_of(trace, device), steps, name, budgets))
 
 
 def main(argv: Sequence[str]) -> int:

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch_uvm
 from torch_uvm import _C, report
-from torch_uvm._util.files import output_argument
+from torch_uvm._util.files import of_rank, output_argument
 from torch_uvm._util.frames import without_our_frames
 from torch_uvm.cli.script_words import split
 from torch_uvm.cli.stats import write_stats
@@ -200,7 +200,7 @@ def main(argv: Sequence[str]) -> int:
     _turn_on(parser, arguments)
     if arguments.stats is not None:
         # Not `finally`: the program's threads may outlive its main module; they are joined before this.
-        atexit.register(write_stats, report.of_rank(arguments.stats))
+        atexit.register(write_stats, of_rank(arguments.stats))
     name = arguments.module or rest[0]
     if arguments.report is not None:
         report.start(arguments.report, name)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import linecache
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
 
 from torch_uvm import _C
 from torch_uvm._util.frames import LOOKED_PAST
+
+_KINDS = ("fetched", "written_back", "dropped_clean", "used_in_place")
 
 
 @dataclass(frozen=True)
@@ -18,12 +19,12 @@ class Storages:
         node: the node of the backward graph that made them; "": a line did, or it is unknown.
         before: they existed before the recording.
         bytes: of one of them; 0: of various sizes.
-        moved: counts and bytes of "fetched", "written_back", "dropped_clean", "used_in_place".
+        moved: counts and bytes, by the names of `_KINDS`.
     """
 
     file: str | None
     line: int
-    function: str
+    function: str | None
     node: str
     before: bool
     bytes: int
@@ -59,20 +60,9 @@ def stop() -> None:
 
 def storages() -> list[Storages]:
     """All sites; the most traffic first, then the most memory."""
-    found = [_storages(it) for it in _C.allocation_site_figures()]
+    names = [it.name for it in fields(Storages) if it.name != "moved"]
+    found = [
+        Storages(**{name: site[name] for name in names}, moved={kind: site[kind] for kind in _KINDS})
+        for site in _C.allocation_site_figures()
+    ]
     return sorted(found, key=lambda it: (-it.traffic, -it.most_bytes, it.file or "", it.line))
-
-
-def _storages(figures: dict[str, Any]) -> Storages:
-    kinds = ("fetched", "written_back", "dropped_clean", "used_in_place")
-    return Storages(
-        figures["file"],
-        figures["line"],
-        figures["function"] or "",
-        figures["node"],
-        figures["before"],
-        figures["bytes"],
-        figures["made"],
-        figures["most_alive"],
-        {kind: figures[kind] for kind in kinds},
-    )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from torch_uvm.report.allocation_sites import Storages
-from torch_uvm.report.samples import Sample, crossed
+from torch_uvm.report.samples import Sample
 
 
 @dataclass(frozen=True)
@@ -13,45 +13,33 @@ class Facts:
     """One process's run.
 
     Args:
-        script: its name; its arguments may hold secrets and are left out.
-        ended: how, in words.
-        began: the local date and time.
+        title: the script's name; its arguments may hold secrets and are left out.
+        ended: when it began, and how it ended.
+        settings: and versions, in words.
         backend: "emulated", "cuda" or "none". devices: names, by index.
-        samples: at least one, over time; by_step: at the ends of the first optimizer steps.
+        samples: at least one, over time; step_ends: of the first optimizer steps, in seconds.
         peaks: the most managed bytes, by device; most_reserved: in total.
-        budgets: in bytes, by device, of devices with a budget; asked: the request, in words.
+        budgets: in bytes, by device, of devices with a budget.
         limit, host_limit: bytes, or None.
-        optimizer: "in_place", "deferred" or "auto"; optimizers: names of the classes that made steps.
-        foreach: of these, those that update all parameters by the same operators.
-        over_in_steps: of the operators over the budget, those within optimizers' steps.
         one_memory: every device has one memory with the host.
         storages: the most traffic first.
     """
 
-    script: str
+    title: str
     ended: str
-    began: str
-    rank: int | None
-    torch_uvm: str
-    torch: str
-    python: str
+    settings: dict[str, str]
     backend: str
     devices: dict[int, str]
     enabled: bool
     samples: list[Sample]
-    by_step: list[Sample]
+    step_ends: list[float]
     peaks: dict[int, int]
     most_reserved: int
     budgets: dict[int, int]
-    asked: str
     limit: int | None
     host_limit: int | None
-    optimizer: str
-    optimizers: list[str]
+    one_memory: bool
     storages: list[Storages]
-    foreach: list[str] = field(default_factory=list)
-    over_in_steps: int = 0
-    one_memory: bool = False
 
     @property
     def seconds(self) -> float:
@@ -67,6 +55,11 @@ class Facts:
         return self.samples[-1].totals.get(name, 0)
 
     @property
+    def waited(self) -> float:
+        """Seconds that the host waited, for copies or for memory on a device."""
+        return (self.total("waited.ms") + self.total("made_room.ms")) / 1e3
+
+    @property
     def crossed(self) -> float:
         """Bytes that crossed the link."""
-        return crossed(self.samples)
+        return sum(self.total(f"{it}.bytes") for it in ("fetched", "written_back", "used_in_place"))
