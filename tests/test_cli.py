@@ -231,7 +231,7 @@ class TestUsage:
             (["run", "-m"], ["-m", "expected one argument"]),
             (["run", "--limit", "lots", "script.py"], ["lots", "4GiB"]),
             (["run", "--limit", "-1", "script.py"], ["-1", "4GiB"]),
-            (["run", "--budget", "lots", "script.py"], ["budget", "lots", "'80%'", '"auto"']),
+            (["run", "--budget", "lots", "script.py"], ["budget", "lots", "80%", "auto"]),
             (["run", "--host-limit", "lots", "script.py"], ["host_limit", "lots", "64GiB"]),
             (["run", "--conf", "limt:4GiB", "script.py"], ["limt", "limit"]),
         ],

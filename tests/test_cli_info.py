@@ -49,8 +49,8 @@ class TestInfo:
         torch_uvm.set_limit("3GiB")
         assert _main("info") == 0
         text = capsys.readouterr().out
-        assert torch.__version__ in text and "limit           3.00 GiB" in text
-        assert re.search(r"^switch +off$", text, re.M)
+        assert torch.__version__ in text and re.search(r"^limit +3.00 GiB$", text, re.M)
+        assert re.search(r"^enabled +False$", text, re.M)
         for option in torch_uvm._C.describe_options():
             row = " +".join(re.escape(option[column]) for column in ("key", "value", "description"))
             assert re.search(f"^  {row}$", text, re.M), option["key"]
@@ -64,8 +64,8 @@ class TestInfo:
         assert (lines[0], lines[-1]) == ("```", "```")
         assert re.search(r"^switch +off$", done.stdout, re.M)
         assert re.search(r"^  budget_bytes +64.00 MiB$", done.stdout, re.M)
-        assert "options that are not the default: budget:64" in done.stdout
-        assert "Tensor.to" in done.stdout and "not in this torch, so not replaced: none" in done.stdout
+        assert re.search(r"^options that are not the default\n  budget +64MiB$", done.stdout, re.M)
+        assert "Tensor.to" in done.stdout and re.search(r"^not_there +none$", done.stdout, re.M)
         assert "accepted:" not in done.stdout
 
     def test_the_link_is_measured_with_ordinary_memory(self, capsys: pytest.CaptureFixture[str]) -> None:
@@ -123,10 +123,7 @@ class TestInfo:
             ({"device": {"managed_memory": False}}, "has no managed memory"),
             ({"device": {"concurrent_managed_access": False}}, "concurrentManagedAccess is 0"),
             ({"device": {"budget": "none"}}, "has no budget"),
-            ({"device": {"one_memory": True, "budget": "none"}}, "one memory with the host"),
-            ({"device": {"one_memory": True, "total_memory": 80 << 30}}, "one memory with the host"),
             ({"host_available": 1}, "less memory available"),
-            ({"host_available": None}, "does not report its available memory"),
             ({"enabled": False}, "switch is off"),
             ({"starts_with_torch": False}, "no entry point"),
             ({"limit": None}, "no limit"),

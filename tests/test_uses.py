@@ -172,7 +172,7 @@ def test_what_runs_later_is_not_decorated(scope: Callable[..., Any]) -> None:
     async def coroutine() -> None: ...
 
     for function in (generator, coroutine):
-        with pytest.raises(TypeError, match="by `with` in its body"):
+        with pytest.raises(TypeError, match="open the scope inside generators"):
             scope(torch.ones(4, device="emu"))(function)
 
 

@@ -13,7 +13,6 @@ anything has changed. An unknown variable that begins with TORCH_UVM_ is ignored
 
 from __future__ import annotations
 
-import difflib
 import logging
 import os
 import warnings
@@ -23,6 +22,7 @@ import torch
 from torch_uvm import _C
 from torch_uvm._residency import budget
 from torch_uvm._switch.switch import enable
+from torch_uvm._util.arguments import did_you_mean
 from torch_uvm._util.runtime import has_gpu
 
 log = logging.getLogger("torch_uvm")
@@ -33,20 +33,8 @@ OURS = ("TORCH_UVM", "TORCH_UVM_DEVICE", "TORCH_UVM_CONF", "TORCH_UVM_REPORT")
 #: Other variables with this prefix: set by the package itself, and for its build and tests.
 DEVELOPERS = frozenset(
     f"TORCH_UVM_{name}"
-    for name in (
-        "CALLS",
-        "CHECKED",
-        "CHECK_EVERY",
-        "CUDA",
-        "FAULTS",
-        "REPORT_OF",
-        "REQUIRE_CUDA",
-        "SANITIZE",
-        "TEST_BINDINGS",
-        "TEST_CUDA",
-        "TEST_TABLES",
-        "UNITY",
-    )
+    for name in "CALLS CHECKED CHECK_EVERY CUDA FAULTS REPORT_OF REQUIRE_CUDA SANITIZE TEST_BINDINGS "
+    "TEST_CUDA TEST_TABLES UNITY".split()
 )
 
 _SWITCHES = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}
@@ -66,19 +54,10 @@ def _check_names() -> None:
         if name.startswith("TORCH_UVM_") and name not in DEVELOPERS.union(OURS) and os.environ[name].strip():
             warnings.warn(
                 f"{name}={os.environ[name]!r} in the environment is no variable of torch_uvm"
-                f"{_meant(name)}; known: {', '.join(OURS)}",
+                f"{did_you_mean(name, OURS)}; known: {', '.join(OURS)}; options such as budget and limit are "
+                f"set by TORCH_UVM_CONF=key:value,...",
                 stacklevel=3,
             )
-
-
-def _meant(name: str) -> str:
-    """A suggestion: an option of that name belongs into TORCH_UVM_CONF."""
-    word = name.removeprefix("TORCH_UVM_")
-    options = [option["key"] for option in _C.describe_options()]
-    if key := difflib.get_close_matches(word.lower(), options, n=1):
-        return f"; did you mean TORCH_UVM_CONF={key[0]}:{os.environ[name].strip()}?"
-    ours = difflib.get_close_matches(word, [it.removeprefix("TORCH_UVM_") for it in OURS], n=1)
-    return f"; did you mean TORCH_UVM_{ours[0]}?" if ours else ""
 
 
 def _device() -> str | None:
@@ -104,16 +83,6 @@ def _is_other_accelerator_here() -> bool:
     return torch.accelerator.current_accelerator(check_available=True) is not None
 
 
-def _why_emulated(asked: bool) -> str:
-    if asked:
-        return "TORCH_UVM_DEVICE=emu asks for it"
-    if _C.built_with_cuda():
-        return "torch_uvm is built with CUDA, but there is no GPU here"
-    if torch.version.cuda is not None:
-        return "torch is built with CUDA, but there is no GPU here"
-    return "there is no GPU here"
-
-
 def apply_environment() -> None:
     """Applies the variables above; called once, at the end of `import torch_uvm`."""
     _check_names()
@@ -137,7 +106,7 @@ def apply_environment() -> None:
             logging.WARNING if surprising else logging.INFO,
             "using the emulated accelerator 'emu': %s; its figures are modelled, and `python -m torch_uvm "
             "info` says what is off",
-            _why_emulated(device == "emu"),
+            "TORCH_UVM_DEVICE=emu asks for it" if device == "emu" else "there is no GPU here",
         )
     if _C.requested_budget(0) not in (None, "none"):
         budget.warn_of_few_bytes(str(_C.requested_budget(0)), "TORCH_UVM_CONF: budget")

@@ -22,28 +22,15 @@ from torch_uvm._util.containers import managed_tensors_in, tensors_in
 Hinted: TypeAlias = "torch.Tensor | torch.nn.Module | torch.optim.Optimizer | Sequence[Any] | dict[Any, Any]"
 
 
-def _prefetch_fake(tensors: Any, device: Any = None, *, stream: Any = None) -> None:
-    return None
+def _no_result(*args: Any, **kwargs: Any) -> None:
+    """The fake kernel of every hint."""
 
 
-def _advise_fake(
-    tensors: Any, *, read_mostly: Any = None, preferred_location: Any = None, accessed_by: Any = None
-) -> None:
-    return None
-
-
-def _discard_fake(tensors: Any) -> None:
-    return None
-
-
-# The operators return nothing, so a compiler would remove them as dead code.
+for _hint in ("prefetch", "advise", "discard"):
+    torch.library.register_fake(f"torch_uvm::{_hint}", _no_result)
+# These operators return nothing and write nothing, so a compiler would remove them as dead code.
 for _operator in (torch.ops.torch_uvm.prefetch.default, torch.ops.torch_uvm.advise.default):
     torch.fx.node.has_side_effect(_operator)
-
-
-torch.library.register_fake("torch_uvm::prefetch", _prefetch_fake)
-torch.library.register_fake("torch_uvm::advise", _advise_fake)
-torch.library.register_fake("torch_uvm::discard", _discard_fake)
 
 
 def _check_stream(stream: object) -> list[int] | None:

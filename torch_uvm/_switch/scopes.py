@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
-from typing import Any
-
 from torch_uvm import _C
 from torch_uvm._patches import install
 from torch_uvm._residency import budget
-from torch_uvm._util.arguments import exact_keywords, show
+from torch_uvm._util.arguments import exact_keywords
 from torch_uvm._util.runtime import check_runtime
 from torch_uvm._util.scopes import ReentrantScope
 
@@ -38,16 +35,6 @@ class SwitchScope(ReentrantScope[_C.Scope]):
 
     def _open_scope(self) -> _C.Scope:
         return _C.Scope(self._on)
-
-    def __call__(self, func: Any) -> Any:
-        # Their bodies run later: when the scope is closed, or interleaved with other code of the thread.
-        later = inspect.isgeneratorfunction(func) or inspect.isasyncgenfunction(func)
-        if later or inspect.iscoroutinefunction(func) or not callable(func) or inspect.isclass(func):
-            raise TypeError(
-                f"{self!r} decorates {show(func)}; accepted: plain functions (open the scope inside "
-                "generators, coroutines and classes)"
-            )
-        return super().__call__(func)
 
     def _begin(self) -> _C.Scope:
         if self._on:

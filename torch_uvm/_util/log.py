@@ -25,34 +25,8 @@ class Counts(NamedTuple):
     failures: int
 
 
-class StepMessages:
-    """Compares counters between steps, so that each change is reported once."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._said: set[str] = set()
-        self._observed = 0
-        self._watched = False
-
-    def new(self, counts: Counts) -> list[tuple[int, str]]:
-        """Levels and messages for what changed in the counts at the end of a step."""
-        with self._lock:
-            new: list[tuple[int, str]] = []
-            watched = counts.observed > self._observed
-            if watched and not self._watched:
-                new.append((logging.INFO, "operators are observed: memory is short, or was until now"))
-            elif self._watched and counts.observed == self._observed:
-                new.append(
-                    (logging.INFO, "operators are no longer observed: steps repeat and fit the budget")
-                )
-            self._observed, self._watched = counts.observed, watched  # smaller after a reset
-            for key, message in _ONCE.items():
-                if getattr(counts, key) > 0 and key not in self._said:
-                    self._said.add(key)
-                    new.append(message)
-            return new
-
-
+_WATCHED = "operators are observed: memory is short, or was until now"
+_UNWATCHED = "operators are no longer observed: steps repeat and fit the budget"
 _ONCE = {
     "written_back": (logging.INFO, "the budget is reached: tensors are evicted to the host"),
     "used_in_place": (logging.INFO, "operators use tensors on the host, across the link (logged once)"),
@@ -67,6 +41,28 @@ _ONCE = {
         "stats()['failures'] counts): free memory on this machine, or lower the limits",
     ),
 }
+
+
+class StepMessages:
+    """Compares counters between steps, so that each change is reported once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._said: set[str] = set()
+        self._observed = 0
+        self._watched = False
+
+    def new(self, counts: Counts) -> list[tuple[int, str]]:
+        """Levels and messages for what changed in the counts at the end of a step."""
+        with self._lock:
+            new = [it for key, it in _ONCE.items() if getattr(counts, key) > 0 and key not in self._said]
+            self._said.update(key for key in _ONCE if getattr(counts, key) > 0)
+            watched = counts.observed > self._observed
+            if watched != self._watched and (watched or counts.observed == self._observed):
+                new.insert(0, (logging.INFO, _WATCHED if watched else _UNWATCHED))
+            self._observed, self._watched = counts.observed, watched  # smaller after a reset
+            return new
+
 
 _messages = StepMessages()
 

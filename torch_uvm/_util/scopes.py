@@ -8,6 +8,8 @@ from collections.abc import Callable
 from contextlib import ContextDecorator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from torch_uvm._util.arguments import show
+
 if TYPE_CHECKING:
     from typing_extensions import Self
 
@@ -34,10 +36,13 @@ class ReentrantScope(ContextDecorator, Generic[_Entry]):
         raise NotImplementedError
 
     def __call__(self, func: _Function) -> _Function:
-        """Raises TypeError for what runs after its call has returned, and with it the scope."""
+        # The bodies of others run when the scope is closed, or interleaved with other code of the thread.
         kinds = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
-        if any(it(func) for it in kinds):
-            raise TypeError(f"{func!r} runs after its call has returned: use the scope by `with` in its body")
+        if not callable(func) or inspect.isclass(func) or any(it(func) for it in kinds):
+            raise TypeError(
+                f"{self!r} decorates {show(func)}; accepted: plain functions (open the scope inside "
+                "generators, coroutines and classes)"
+            )
         return super().__call__(func)
 
     def __enter__(self) -> Self:

@@ -12,7 +12,7 @@ import os
 import platform
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -91,85 +91,48 @@ def collect() -> dict[str, Any]:
     return facts
 
 
-def _bytes(count: int | None, without: str) -> str:
-    return without if count is None else _C.format_bytes(count)
-
-
-def _driver(driver: dict[str, str | None]) -> str:
-    if driver["nvidia"] is None and driver["cuda"] is None:
-        return "none"
-    latest = "" if driver["cuda"] is None else f", for CUDA up to {driver['cuda']}"  # not every torch asks
-    return f"NVIDIA {driver['nvidia'] or 'unknown'}{latest}"
-
-
-def _link(link: dict[str, Any] | None) -> str:
-    if link is None:
-        return "not measured"
-    how = "modelled" if link["modelled"] else "measured"
-    return (
-        f"{link['to_device']:.1f} GB/s to {link['device']}, {link['to_host']:.1f} GB/s back "
-        f"({how}, copies of {_C.format_bytes(link['bytes'])}, pinned)"
-    )
+def _shown(key: str, value: Any, indent: str = "") -> Iterator[str]:
+    """The lines of a fact; those of a dictionary are indented."""
+    if isinstance(value, dict):
+        yield f"{indent}{key}" + ("" if value else " (none)")
+        for name, each in value.items():
+            yield from _shown(name, each, indent + "  ")
+        return
+    if isinstance(value, list):
+        text = ", ".join(value)
+    elif isinstance(value, float):
+        text = f"{value:.1f} GB/s"
+    elif type(value) is int and key.endswith(("bytes", "limit", "available", "memory")):
+        text = _C.format_bytes(value)
+    else:
+        text = printable(value)
+    yield from _wrapped(f"{indent}{key:<{28 - len(indent)}}{'none' if value in (None, []) else text}", "  ")
 
 
 def _wrapped(text: str, indent: str) -> list[str]:
-    return textwrap.wrap(text, 100, subsequent_indent=indent, initial_indent=indent[2:])
+    return textwrap.wrap(text, 100, subsequent_indent=indent)
 
 
-def _text(facts: dict[str, Any], options: bool) -> str:
-    if facts["accelerator"] is None:
-        used = "none"
-    else:
-        used = facts["accelerator"] + (" (emulated: its figures are modelled)" if facts["emulated"] else "")
-    lines = [
-        f"torch_uvm {facts['torch_uvm']}, built for {facts['built_for']}; "
-        f"torch {facts['torch']}, Python {facts['python']}",
-        f"accelerator     {used}",
-        f"driver          {_driver(facts['driver'])}",
-        f"link            {_link(facts['link'])}",
-        f"switch          {'on' if facts['enabled'] else 'off'}",
-        f"managed memory  {_bytes(facts['managed_bytes'], 'unknown')}, "
-        f"at most {_bytes(facts['peak_managed_bytes'], 'unknown')} so far",
-        f"limit           {_bytes(facts['limit'], 'none (what the host has available)')}",
-        f"host limit      {_bytes(facts['host_limit'], 'none (what the host has available)')}",
-        f"host available  {_bytes(facts['host_available'], 'unknown')}",
-        *(f"environment     {name}={printable(value)}" for name, value in facts["environment"].items()),
-    ]
+def _text(facts: dict[str, Any], report: bool) -> str:
+    lines: list[str] = []
+    for key, value in facts.items():
+        if key not in ("devices", "errors", "options", "off"):
+            lines += _shown(key, value)
     for device in facts["devices"]:
-        lines += ["", device["device"]]
-        for key, value in device.items():
-            if key == "device":
-                continue
-            if key.startswith("budget") and value is None:
-                # The device's first managed memory puts the requested budget in force.
-                value = "none yet" if key == "budget_bytes" and device["budget"] != "none" else "none"
-            figure = isinstance(value, int) and not isinstance(value, bool)
-            shown = _C.format_bytes(value) if figure and ("memory" in key or "bytes" in key) else value
-            lines.append(f"  {key:<26}{shown}")
+        lines += ["", *_shown(device["device"], device)]
     if facts["off"]:
         lines += ["", "what is off, and what to do"]
     for it in facts["off"]:
-        lines += [*_wrapped("- " + it["what"], "  "), *_wrapped("  " + it["do"], "    ")]
-    if options:
-        lines += ["", "options (TORCH_UVM_CONF=key:value,...)"]
-    for option in facts["options"] if options else []:
+        lines += [*_wrapped("- " + it["what"], "  "), *_wrapped("  " + it["do"], "  ")]
+    if report:
+        changed = {it["key"]: it["value"] for it in facts["options"] if it["value"] != it["default"]}
+        lines += ["", *_shown("options that are not the default", changed)]
+        return "\n".join(["```", *lines, "```"])
+    lines += ["", "options (TORCH_UVM_CONF=key:value,...)"]
+    for option in facts["options"]:
         lines.append(f"  {option['key']:<30}{option['value']:<10}{option['description']}")
         lines.append(f"  {'':<42}default {option['default']}; accepted: {option['accepted']}")
     return "\n".join(lines)
-
-
-def _report(facts: dict[str, Any]) -> str:
-    """A block that can be pasted into an issue: the facts, options that were set, and what is replaced."""
-    lines = [_text(facts, options=False), ""]
-    changed = [f"{it['key']}:{it['value']}" for it in facts["options"] if it["value"] != it["default"]]
-    for title, names in (
-        ("options that are not the default", changed),
-        ("replaced in torch", facts["replaced"]),
-        ("not in this torch, so not replaced", facts["not_there"]),
-        ("not found out", [f"{name}: {error}" for name, error in facts["errors"].items()]),
-    ):
-        lines += _wrapped(f"{title}: {', '.join(names) or 'none'}", "  ")
-    return "\n".join(["```", *lines, "```"])
 
 
 def main(argv: Sequence[str]) -> int:
@@ -183,9 +146,9 @@ def main(argv: Sequence[str]) -> int:
         with contextlib.suppress(Exception), torch_uvm.enabled():
             torch_uvm.memory.empty(1, device=accelerator())
     facts = collect()
-    text = _report(facts) if arguments.report else _text(facts, options=True)
+    text = json.dumps(facts, indent=2) if arguments.json else _text(facts, arguments.report)
     try:
-        print(json.dumps(facts, indent=2) if arguments.json else text, flush=True)
+        print(text, flush=True)
     except BrokenPipeError:  # `| head` closed the pipe; the flush at exit would raise again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1

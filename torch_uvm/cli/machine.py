@@ -14,7 +14,6 @@ import torch
 
 import torch_uvm
 from torch_uvm import _C
-from torch_uvm.cli.progress import Progress
 
 _NVIDIA = Path("/proc/driver/nvidia/version")
 _VARIABLES = (
@@ -59,9 +58,7 @@ def starts_with_torch() -> bool:
     )
 
 
-def _rate(
-    count_of_bytes: int, copy: Callable[[], None], clock: Callable[[], float], progress: Progress
-) -> float:
+def _rate(count_of_bytes: int, copy: Callable[[], object], clock: Callable[[], float]) -> float:
     """GB/s (10^9 bytes) of copies in a row, by a clock in seconds."""
     copy()
     torch.accelerator.synchronize()
@@ -70,8 +67,7 @@ def _rate(
         copy()
         torch.accelerator.synchronize()  # so that a slow link is not given more than the time allows
         count += 1
-        progress(count, 16)
-    return count_of_bytes * count / max(clock() - began, 1e-9) / 1e9
+    return round(count_of_bytes * count / max(clock() - began, 1e-9) / 1e9, 2)
 
 
 def link() -> dict[str, Any]:
@@ -92,21 +88,14 @@ def link() -> dict[str, Any]:
     index = torch.accelerator.current_device_index()
     free = torch.accelerator.get_memory_info(index)[0]
     count = min(LINK_BYTES, free // 4)
-    with Progress("measuring the link") as progress, torch_uvm.disabled():
+    with torch_uvm.disabled():
         device = torch.empty(count, dtype=torch.uint8, device=torch.device(here.type, index))
         host = torch.empty(count, dtype=torch.uint8, pin_memory=True)
-        clock = (lambda: _C.emu_time_us() / 1e6) if here.type == "emu" else time.perf_counter
-        rates = {
-            "to_device": _rate(count, lambda: void(device.copy_(host, non_blocking=True)), clock, progress),
-            "to_host": _rate(count, lambda: void(host.copy_(device, non_blocking=True)), clock, progress),
-        }
+    clock = (lambda: _C.emu_time_us() / 1e6) if here.type == "emu" else time.perf_counter
     return {
         "device": str(device.device),
         "bytes": count,
-        **{name: round(rate, 2) for name, rate in rates.items()},
+        "to_device": _rate(count, lambda: device.copy_(host, non_blocking=True), clock),
+        "to_host": _rate(count, lambda: host.copy_(device, non_blocking=True), clock),
         "modelled": here.type == "emu",
     }
-
-
-def void(result: object) -> None:
-    """Discards the result of a function."""

@@ -28,25 +28,11 @@ from torch_uvm.cli.script_words import split
 
 SUMMARY = "predict whether a script fits a card, and its step within budgets"
 
-_WITH_A_VALUE = (
-    "--card",
-    "--cards",
-    "--budgets",
-    "--steps",
-    "--json",
-    "--from",
-)
 _INTERVALS = 32  #: of the lower bound: 64 give up to a percent more, and take several times as long
 _FEWEST = 4  #: steps of which a schedule can be made
-_STEPS = (
-    _FEWEST,
-    4 * _FEWEST,
-)  #: tried in turn. Updates of single tensors look like a loop of their own at first
+#: Tried in turn. Updates of single tensors look like a loop of their own at first.
+_STEPS = (_FEWEST, 4 * _FEWEST)
 _NO_SCIPY = "it needs scipy, which is not installed: pip install scipy"
-
-
-class _Wrong(Exception):
-    """Something that the user can change; the message says what."""
 
 
 class _Failed(Exception):
@@ -56,12 +42,7 @@ class _Failed(Exception):
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m torch_uvm plan",
-        usage="python -m torch_uvm plan [--card CARD] [--budgets BYTES,...] [--json FILE]\n"
-        "         [--steps N] (SCRIPT | -m MODULE) [ARG ...]\n"
-        "       python -m torch_uvm plan --cards CARD,... [--json FILE] [--steps N]\n"
-        "         (SCRIPT | -m MODULE) [ARG ...]\n"
-        "       python -m torch_uvm plan [--card CARD] [--budgets BYTES,...] [--json FILE]\n"
-        "         --from TRACE",
+        usage="python -m torch_uvm plan [OPTION ...] (SCRIPT | -m MODULE | --from TRACE) [ARG ...]",
         description="Predicts whether a training script fits a card, and how long a step takes within "
         "budgets. Runs the script dry, without a device and without computing, or reads a trace that was "
         "recorded on a GPU. docs/plan.md says how far to trust it.",
@@ -106,14 +87,11 @@ def _budgets(text: str) -> list[int] | None:
         return None
     try:
         found = [_C.parse_bytes(_whole_bytes(word)) for word in text.split(",")]
+        if not all(found):
+            raise ValueError("a budget of 0 bytes")
     except ValueError as error:
-        raise _Wrong(
-            f"--budgets {excerpt(text)}: {error}; accepted: auto, or sizes such as 8GiB,12GiB"
-        ) from None
-    if not all(found):
-        raise _Wrong(
-            f"--budgets {excerpt(text)}: a budget of 0 bytes; accepted: auto, or sizes such as 8GiB,12GiB"
-        )
+        accepted = "auto, or sizes such as 8GiB,12GiB"
+        raise ValueError(f"--budgets {excerpt(text)}: {error}; accepted: {accepted}") from None
     return found
 
 
@@ -128,12 +106,12 @@ def _read(path: Path) -> Trace:
         with Progress(f"reading {printable(path.name)}") as reading:
             trace = read_trace(path, reading)
     except OSError as error:
-        raise _Wrong(
+        raise ValueError(
             f"--from {excerpt(str(path))}: {error.strerror}; expected a file that "
             f"torch_uvm.tools.record_accesses has written (docs/annex.md)"
         ) from None
     if not trace.groups:
-        raise _Wrong(
+        raise ValueError(
             f"{printable(path)}: the trace has no durations of operators. Record it on a GPU under a budget "
             f"in which everything fits (docs/annex.md)"
         )
@@ -165,7 +143,7 @@ def _planned(
     for budget in budgets or ():
         if budget < loop.least_bytes and loop.point(budget).step_ms is None:
             size, name = _C.format_bytes, loop.memory.largest_operator[1]
-            raise _Wrong(
+            raise ValueError(
                 f"--budgets: {size(budget)} is too little for {printable(name)}, whose operands and results "
                 f"need {size(loop.least_bytes)}. Give that or more, or make them smaller: a smaller batch"
             )
@@ -183,7 +161,7 @@ def _from_script(
     """The plan for each card. With several, each gets the budget that it would have."""
     argv = words if arguments.module is None else ["-m", arguments.module, *words]
     if arguments.module is None and not Path(words[0]).exists():
-        raise _Wrong(
+        raise ValueError(
             f"there is no script {excerpt(words[0])} in {excerpt(str(Path.cwd()))}; give its path, or "
             f"-m MODULE"
         )
@@ -198,7 +176,7 @@ def _from_script(
                 )
             traces = [read_trace(it) for it in found.traces]
             if not traces[0].operators:
-                raise _Wrong(f"{of}: no operator uses a storage on the device of 256 KiB or more")
+                raise ValueError(f"{of}: no operator uses a storage on the device of 256 KiB or more")
             try:
                 loops = [
                     loops_of(trace, card, on_gpu=False) for trace, card in zip(traces, cards, strict=True)
@@ -244,22 +222,25 @@ def _last_lines(output: Path, count: int = 20) -> str:
 def _records(arguments: argparse.Namespace, words: list[str]) -> list[dict[str, Any]]:
     """The plan, or one for each card."""
     if arguments.steps is not None and arguments.steps < _FEWEST:
-        raise _Wrong(f"--steps {arguments.steps}; expected {_FEWEST} or more, all alike: fewer show no loop")
+        raise ValueError(
+            f"--steps {arguments.steps}; expected {_FEWEST} or more, all alike: fewer show no loop"
+        )
     if arguments.cards is not None and arguments.trace is not None:
-        raise _Wrong("--cards needs a script: a trace has the times of one card")
+        raise ValueError("--cards needs a script: a trace has the times of one card")
     is_script = bool(words) or arguments.module is not None
     if is_script == (arguments.trace is not None):
-        raise _Wrong("give a SCRIPT (or -m MODULE), or a trace with --from, and not both")
+        raise ValueError("give a SCRIPT (or -m MODULE), or a trace with --from, and not both")
     budgets = _budgets(arguments.budgets)
     if arguments.cards is not None:
         return _from_script(arguments, words, [load_card(it) for it in arguments.cards.split(",")], None)
     card = load_card(arguments.card)
     if arguments.trace is None:
         return _from_script(arguments, words, [card], budgets)
+    trace = _read(arguments.trace)
     try:
-        loops = loops_of(_read(arguments.trace), card)
+        loops = loops_of(trace, card)
     except ValueError as error:
-        raise _Wrong(f"{arguments.trace}: {error}") from None
+        raise ValueError(f"{arguments.trace}: {error}") from None
     return [_planned(loops, budgets, str(arguments.trace))]
 
 
@@ -276,13 +257,13 @@ def _write(arguments: argparse.Namespace, records: Sequence[dict[str, Any]]) -> 
 def main(argv: Sequence[str]) -> int:
     """Plans a script or a trace, prints the plan, and writes it to files."""
     parser = _parser()
-    head, rest = split(parser, argv, _WITH_A_VALUE)
+    head, rest = split(parser, argv)
     arguments = parser.parse_args(head)
     try:
         _write(arguments, _records(arguments, rest))
     except _Failed as error:
         print(f"{parser.prog}: {printable(error)}", file=sys.stderr)
         return 1
-    except (_Wrong, OSError, ValueError) as error:
+    except (OSError, ValueError) as error:
         parser.error(printable(error))
     return 0

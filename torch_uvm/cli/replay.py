@@ -19,6 +19,11 @@ from torch_uvm.cli.progress import Progress
 SUMMARY = "replay a log of allocations on other allocators"
 
 _HEADS = "allocator|ns/call|in the last|ms in all|reserved|waste|at peak|allocs|frees".split("|")
+_FIGURES = (
+    *("calls", "seconds", "ns_per_call", "last_iteration_seconds", "last_iteration_ns_per_call"),
+    *("peak_live_bytes", "peak_reserved_bytes", "mean_waste", "waste_at_peak"),
+    *("runtime_allocations", "runtime_frees"),
+)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -49,23 +54,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _figures(done: Replay) -> dict[str, Any]:
-    """One allocator in the output of `--json`: bytes, seconds, counts."""
-    timed = not done.failure
-    return {
-        "failure": done.failure or None,
-        "failed_at_row": done.failed_at if done.failure else None,
-        "calls": done.calls,
-        "seconds": done.seconds,
-        "ns_per_call": done.ns_per_call if timed else None,
-        "last_iteration_seconds": done.last_iteration_seconds,
-        "last_iteration_ns_per_call": done.last_iteration_ns_per_call if timed else None,
-        "peak_live_bytes": done.peak_live,
-        "peak_reserved_bytes": done.peak_reserved,
-        "mean_waste": done.mean_waste,
-        "waste_at_peak": done.waste_at_peak,
-        "runtime_allocations": done.runtime_allocations,
-        "runtime_frees": done.runtime_frees,
-    }
+    """One allocator in the output of `--json`: bytes, seconds, counts; of one that failed, only why."""
+    if done.failure:
+        return {"failure": done.failure, "failed_at_row": done.failed_at}
+    return {"failure": None} | {name: getattr(done, name.removesuffix("_bytes")) for name in _FIGURES}
 
 
 def _about(name: str, log: AllocationLog, iterations: Iterations) -> str:

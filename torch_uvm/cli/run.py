@@ -12,16 +12,17 @@ import atexit
 import builtins
 import importlib.machinery
 import os
+import pkgutil
 import runpy
 import sys
 import types
 import warnings
 from collections.abc import Callable, Sequence
-from types import EllipsisType
 from typing import Any
 
 import torch_uvm
 from torch_uvm import _C, report
+from torch_uvm._residency.budget import warn_of_few_bytes
 from torch_uvm._util.files import of_rank, output_argument
 from torch_uvm._util.frames import without_our_frames
 from torch_uvm.cli.script_words import split
@@ -29,15 +30,11 @@ from torch_uvm.cli.stats import write_stats
 
 SUMMARY = "run a script or module with managed memory on"
 
-_WITH_A_VALUE = ("--limit", "--budget", "--host-limit", "--optimizer", "--conf", "--stats", "--report")
-
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m torch_uvm run",
-        usage="python -m torch_uvm run [--limit BYTES] [--budget BUDGET] [--host-limit BYTES] "
-        "[--optimizer WHEN] [--conf KEY:VALUE,...] [--stats FILE] [--report FILE] "
-        "(SCRIPT | -m MODULE) [ARG ...]",
+        usage="python -m torch_uvm run [OPTION ...] (SCRIPT | -m MODULE) [ARG ...]",
         description="Runs SCRIPT (or a directory or zip file with a __main__.py) or MODULE as python does, "
         "with managed memory on.",
         allow_abbrev=False,
@@ -77,37 +74,26 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _turn_on(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
-    budget: str | EllipsisType = ... if arguments.budget is None else arguments.budget
+    """Options that are given replace those of --conf, or of TORCH_UVM_CONF, here and in child processes."""
+    conf = os.environ.get("TORCH_UVM_CONF", "") if arguments.conf is None else arguments.conf
     try:
-        if arguments.conf is not None:
-            _C.load_options(arguments.conf)
-            os.environ["TORCH_UVM_CONF"] = arguments.conf
-        if arguments.host_limit is not None:
-            _C.set_option("host_limit", arguments.host_limit)
-        optimizer = ... if arguments.optimizer is None else arguments.optimizer
+        _C.load_options(conf)
+        pairs = [pair.partition(":") for pair in conf.split(",") if pair.strip()]
+        options = {key.strip(): value.strip() for key, _, value in pairs}
+        for key in ("limit", "budget", "host_limit", "optimizer"):
+            if (value := getattr(arguments, key)) is not None:
+                options[key] = value
+        conf = ",".join(f"{key}:{value}" for key, value in options.items())
+        _C.load_options(conf)
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
-            torch_uvm.enable(limit=arguments.limit, budget=budget, optimizer=optimizer)
+            warn_of_few_bytes(_C.requested_budget(0) or "auto", "budget")
+            torch_uvm.enable()
         for warning in said:
             print(f"{parser.prog}: warning: {warning.message}", file=sys.stderr)
     except (ValueError, RuntimeError) as error:
         parser.error(str(error))
-    os.environ["TORCH_UVM"] = "1"
-    _pass_on(
-        limit=arguments.limit,
-        budget=arguments.budget,
-        host_limit=arguments.host_limit,
-        optimizer=arguments.optimizer,
-    )
-
-
-def _pass_on(**given: str | None) -> None:
-    """Passes the command line's options on to child processes, through TORCH_UVM_CONF."""
-    pairs = [pair.partition(":") for pair in os.environ.get("TORCH_UVM_CONF", "").split(",") if pair.strip()]
-    options = {key.strip(): value.strip() for key, _, value in pairs}
-    options |= {key: value for key, value in given.items() if value is not None}
-    if options:
-        os.environ["TORCH_UVM_CONF"] = ",".join(f"{key}:{value}" for key, value in options.items())
+    os.environ |= {"TORCH_UVM": "1", "TORCH_UVM_CONF": conf}
 
 
 def _fresh_main() -> types.ModuleType:
@@ -130,7 +116,7 @@ def _set_path0(path: str) -> None:
 def _run_script(script: str) -> None:
     # Like the interpreter, only join: it does not normalise the path.
     path = os.path.join(os.getcwd(), script)
-    if os.path.isdir(path) or _is_archive(path):
+    if pkgutil.get_importer(path) is not None:  # a directory, or an archive
         sys.path.insert(0, path)
         if not (getattr(sys.flags, "safe_path", False) or sys.flags.isolated):
             del sys.path[1]
@@ -152,16 +138,6 @@ def _run_script(script: str) -> None:
     module.__dict__.update(__cached__=None)
     module.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
     exec(compile(source, path, "exec", dont_inherit=True), module.__dict__)
-
-
-def _is_archive(path: str) -> bool:
-    import zipimport
-
-    try:
-        zipimport.zipimporter(path)
-    except zipimport.ZipImportError:
-        return False
-    return True
 
 
 def _run_module(name: str) -> None:
@@ -193,7 +169,7 @@ def _hide_our_frames(error: BaseException) -> None:
 def main(argv: Sequence[str]) -> int:
     """Turns the switch on and becomes the program; its exceptions, SystemExit included, pass through."""
     parser = _parser()
-    head, rest = split(parser, argv, _WITH_A_VALUE)
+    head, rest = split(parser, argv)
     arguments = parser.parse_args(head)
     if arguments.module is None and not rest:
         parser.error("a SCRIPT or -m MODULE is needed")

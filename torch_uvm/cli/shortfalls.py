@@ -71,14 +71,7 @@ def _devices(facts: Facts) -> Iterator[Shortfall]:
                 "use Linux itself, not WSL or Windows, and a GPU of compute capability 6.0 or later",
             )
     for device in facts["devices"]:
-        budget = device["budget"]
-        if device["one_memory"]:
-            yield (
-                f"{device['device']} has one memory with the host: nothing has to move, so there is no "
-                "engine, and no budget is in force",
-                "nothing: it is as it should be; set a limit to bound managed memory",
-            )
-        elif budget == "none":
+        if device["budget"] == "none" and not device["one_memory"]:
             yield (
                 f"{device['device']} has no budget: the driver moves pages on access",
                 'run --budget auto, or enable(budget="auto")',
@@ -109,11 +102,6 @@ def _settings(facts: Facts) -> Iterator[Shortfall]:
             "there is no limit: managed memory may use all that the host has available",
             "on a shared machine, set one: run --limit, TORCH_UVM_CONF=limit:64GiB",
         )
-    if facts["host_available"] is None:
-        yield (
-            "the host does not report its available memory, so that nothing prevents using all of it",
-            "set a limit",
-        )
 
 
 _RULES: tuple[Callable[[Facts], Iterator[Shortfall]], ...] = (_no_gpu, _extension, _devices, _settings)
@@ -122,11 +110,8 @@ _RULES: tuple[Callable[[Facts], Iterator[Shortfall]], ...] = (_no_gpu, _extensio
 def shortfalls(facts: Facts) -> list[dict[str, str]]:
     """Every shortfall: the fact ("what"), and the remedy ("do")."""
     found = [{"what": what, "do": do} for rule in _RULES for what, do in rule(facts)]
-    for name, error in facts["errors"].items():
-        found.append(
-            {
-                "what": f"{name} is unknown: {error}",
-                "do": "nothing: the rest is correct",
-            }
-        )
-    return found
+    errors = facts["errors"].items()
+    return found + [
+        {"what": f"{name} is unknown: {error}", "do": "nothing: the rest is correct"}
+        for name, error in errors
+    ]

@@ -6,7 +6,7 @@ The names and meanings are those of `torch.cuda` and `torch.accelerator`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -194,19 +194,16 @@ def _device_type() -> int:
 # --- random numbers
 
 
-class _DefaultGenerators:
+class _DefaultGenerators(Sequence[torch.Generator]):
     """The devices' default generators, by index."""
 
     def __len__(self) -> int:
         return device_count()
 
-    def __getitem__(self, index: int) -> torch.Generator:
+    def __getitem__(self, index: int) -> torch.Generator:  # type: ignore[override]  # no slices
         if not 0 <= index < device_count():
             raise IndexError(index)
         return _C.emu_default_generator(index)
-
-    def __iter__(self) -> Iterator[torch.Generator]:
-        return (self[index] for index in range(len(self)))
 
 
 default_generators = _DefaultGenerators()
@@ -254,36 +251,23 @@ def set_rng_state_all(new_states: list[torch.Tensor]) -> None:
 # --- memory: plain and managed together, as in torch.accelerator
 
 
-def memory_stats(device: _Device = None) -> dict[str, Any]:
-    return dict(torch.accelerator.memory.memory_stats(_index(device)))
+def _of_device(function: Callable[[int], Any]) -> Callable[..., Any]:
+    """A function of torch.accelerator whose argument is a device, as in `torch.cuda`."""
+
+    def call(device: _Device = None) -> Any:
+        return function(_index(device))
+
+    return call
 
 
-def memory_allocated(device: _Device = None) -> int:
-    return torch.accelerator.memory.memory_allocated(_index(device))
-
-
-def max_memory_allocated(device: _Device = None) -> int:
-    return torch.accelerator.memory.max_memory_allocated(_index(device))
-
-
-def memory_reserved(device: _Device = None) -> int:
-    return torch.accelerator.memory.memory_reserved(_index(device))
-
-
-def max_memory_reserved(device: _Device = None) -> int:
-    return torch.accelerator.memory.max_memory_reserved(_index(device))
-
-
-def reset_peak_memory_stats(device: _Device = None) -> None:
-    torch.accelerator.memory.reset_peak_memory_stats(_index(device))
-
-
-def reset_accumulated_memory_stats(device: _Device = None) -> None:
-    torch.accelerator.memory.reset_accumulated_memory_stats(_index(device))
-
-
-def empty_cache() -> None:
-    torch.accelerator.memory.empty_cache()
+memory_stats = _of_device(torch.accelerator.memory.memory_stats)
+memory_allocated = _of_device(torch.accelerator.memory.memory_allocated)
+max_memory_allocated = _of_device(torch.accelerator.memory.max_memory_allocated)
+memory_reserved = _of_device(torch.accelerator.memory.memory_reserved)
+max_memory_reserved = _of_device(torch.accelerator.memory.max_memory_reserved)
+reset_peak_memory_stats = _of_device(torch.accelerator.memory.reset_peak_memory_stats)
+reset_accumulated_memory_stats = _of_device(torch.accelerator.memory.reset_accumulated_memory_stats)
+empty_cache = torch.accelerator.memory.empty_cache
 
 
 def mem_get_info(device: _Device = None) -> tuple[int, int]:
