@@ -73,9 +73,7 @@ BAD: dict[str, Bad] = {
         lambda: set_limit("1.5 mi"), ValueError, ("'1.5 mi'", "did you mean 1.5MiB?")
     ),
     "budget share as text": Bad(lambda: set_budget("0.8"), ValueError, ("'0.8'", "did you mean 80%?")),
-    "budget share as float": Bad(
-        lambda: enable(budget=0.125), TypeError, ("0.125 (float)", "did you mean '12.5%'?", "'80%'")
-    ),
+    "budget share as float": Bad(lambda: enable(budget=0.125), TypeError, ("0.125 (float)", "'80%'")),
     "budget of an unknown device": Bad(
         lambda: torch_uvm.get_budget(COUNT), ValueError, ("device", str(COUNT), f"'{DEVICE}'")
     ),
@@ -227,7 +225,7 @@ BAD: dict[str, Bad] = {
     ),
     "counters of the host": Bad(lambda: emulated.counters("cpu"), ValueError, ("'cpu'", "emulated device")),
     "counters of no device": Bad(lambda: emulated.counters(COUNT), ValueError, (f"{COUNT} (int)", "'emu'")),
-    "timeline of None": Bad(lambda: _loose(emulated.timeline)(None), TypeError, ("None", "emulated device")),
+    "timeline of None": Bad(lambda: _loose(emulated.timeline)(None), TypeError, ("None", "accepted")),
     "residency of a number": Bad(lambda: residency(1), TypeError, ("1 (int)", "torch.Tensor")),
     "residency of an ordinary tensor": Bad(
         lambda: residency(torch.ones(2)), ValueError, ("cpu", "not managed", "managed tensors")
@@ -281,7 +279,7 @@ BAD_ENVIRONMENTS: list[tuple[dict[str, str], str, list[str]]] = [
         "ValueError",
         ["PYTORCH_ENABLE_UNIFIED_MEMORY='2'", "1, true, on"],
     ),
-    ({"TORCH_UVM_DEVICE": "emulated"}, "ValueError", ["TORCH_UVM_DEVICE='emulated'", "emu, cuda"]),
+    ({"TORCH_UVM_DEVICE": "emulated"}, "ValueError", ["TORCH_UVM_DEVICE='emulated'", "accepted: emu"]),
     ({"TORCH_UVM_CONF": "limt:4GiB"}, "ValueError", ["TORCH_UVM_CONF", "limt", "limit"]),
     ({"TORCH_UVM_CONF": "limit:4GiB,limit:8GiB"}, "ValueError", ["limit", "twice"]),
     ({"TORCH_UVM_CONF": "limit:four"}, "ValueError", ["limit", "four", "bytes such as 4GiB, or none"]),

@@ -181,19 +181,6 @@ class TestOptions:
 
 
 class TestDevice:
-    def test_cuda_needs_a_cuda_device(self, spawn: Spawn) -> None:
-        done = spawn(
-            """
-            import torch
-            torch.cuda.is_available = lambda: False
-            import torch_uvm
-            """,
-            env={"TORCH_UVM_DEVICE": "cuda"},
-            check=False,
-        )
-        assert done.returncode == 1
-        assert "TORCH_UVM_DEVICE='cuda'" in done.stderr and "emu" in done.stderr
-
     def test_one_log_line_says_that_the_figures_are_modelled(self, spawn: Spawn) -> None:
         done = spawn(
             """

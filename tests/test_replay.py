@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import csv
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from _spawn import Spawn
@@ -122,11 +120,8 @@ class TestFigures:
 
 
 class TestCommand:
-    def test_prints_and_writes_its_figures(
-        self, small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        report = tmp_path / "report.json"
-        assert _main(small, "--allocator", "caching,none", "--repeat", 2, "--json", report) == 0
+    def test_prints_its_figures(self, small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert _main(small, "--allocator", "caching,none", "--repeat", 2) == 0
         printed, said = capsys.readouterr()
         assert said == ""
         lines = printed.splitlines()
@@ -134,13 +129,8 @@ class TestCommand:
         assert "never freed in it, and so at its end: 1 allocations" in lines
         assert "iterations: 4 of 6 rows, found by repetition" in lines
         assert [line.split()[0] for line in lines[-3:]] == ["allocator", "caching", "none"]
-        written: dict[str, Any] = json.loads(report.read_text())
-        assert list(written["allocators"]) == ["caching", "none"]
-        none = written["allocators"]["none"]
-        assert none["peak_live_bytes"] == none["peak_reserved_bytes"] == written["peak_live_bytes"] == 4004096
-        assert none["runtime_allocations"] == 13 and len(none["seconds"]) == 2 and none["failure"] is None
         cells = next(line for line in lines if line.startswith("none")).split()
-        assert cells[-2:] == ["13", "12"] and "0.0" in cells
+        assert cells[-2:] == ["13", "12"] and "0.0" in cells and "3.82" in cells
 
     def test_runs_all_allocators_by_default(self, small: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert _main(small, "--repeat", 1) == 0
@@ -172,7 +162,6 @@ class TestCommand:
             (["--repeat", "0"], "--repeat 0"),
             (["--iterations", "0"], "0 iterations"),
             (["--iterations", "26"], "26 iterations of a log with 25 events"),
-            (["--json", "."], "is a folder"),
         ],
         ids=" ".join,
     )

@@ -66,9 +66,7 @@ class TestAdvice:
         assert pages.Page(page(facts(**changed))).advice.keys() == said.keys()
 
     def test_of_a_schedule_that_matches(self) -> None:
-        said = advice(facts())
-        assert [it.key for it in said] == ["planned"]
-        assert "10 of 10 misses" in said[0].text
+        assert advice(facts()) == []
 
     def test_of_the_host_limit(self) -> None:
         full = [Sample(0), Sample(1, host=63 << 30, totals=facts().samples[-1].totals, steps=20)]

@@ -68,14 +68,14 @@ def test_tries_both_with_equal_bits(found: list[str]) -> None:
     assert first <= 3  # a step or two pass before bytes move
     in_place = first + ONE - 1
     assert all(deferred[first:in_place]) and not any(deferred[in_place : in_place + SETTLING])
-    assert len(found) == 1 and deferred_updates.has_decided()
+    assert len(found) == 1 and the_trial().decided
     assert deferred[-1] == found[0].startswith("optimizer auto: deferred")
 
 
 def test_tries_nothing_while_all_fits(found: list[str]) -> None:
     _, deferred = train(BOTH + 8, 256 * MIB, "auto")
     assert not any(deferred)
-    assert found == [] and not deferred_updates.has_decided()
+    assert found == [] and not the_trial().decided
 
 
 def test_another_budget_is_another_trial(found: list[str]) -> None:
@@ -157,7 +157,7 @@ def test_what_fits_after_all_returns_in_place(found: list[str]) -> None:
         deferred.append(deferred_updates._defers())
     torch.accelerator.synchronize()
     assert any(deferred) and not deferred[-1]
-    assert found == [] and not deferred_updates.has_decided()
+    assert found == [] and not the_trial().decided
 
 
 def test_an_optimizer_on_the_host_does_not_count(found: list[str]) -> None:

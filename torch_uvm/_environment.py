@@ -2,8 +2,7 @@
 
 TORCH_UVM                       1/true/on: turns the switch on; 0/false/off: does not
 PYTORCH_ENABLE_UNIFIED_MEMORY   the same, by RFC-0023's name; TORCH_UVM takes precedence
-TORCH_UVM_DEVICE                emu: registers the emulated accelerator, also beside a GPU;
-                                cuda: never registers it, and fails the import without a CUDA device
+TORCH_UVM_DEVICE                emu: registers the emulated accelerator, also beside a GPU
 TORCH_UVM_CONF                  key:value,... for the option table (`python -m torch_uvm info` prints it)
 TORCH_UVM_REPORT                a path: writes a report there, as `run --report` does (docs/plan.md)
 
@@ -60,21 +59,6 @@ def _check_names() -> None:
             )
 
 
-def _device() -> str | None:
-    text = os.environ.get("TORCH_UVM_DEVICE", "").strip()
-    if text not in ("", "emu", "cuda"):
-        raise ValueError(f"TORCH_UVM_DEVICE={text!r} in the environment; accepted: emu, cuda")
-    if text == "cuda" and not has_gpu():
-        raise RuntimeError(
-            "TORCH_UVM_DEVICE='cuda' in the environment, and torch finds no CUDA device; accepted: emu"
-        )
-    if text == "cuda" and not _C.built_with_cuda():
-        raise RuntimeError(
-            "TORCH_UVM_DEVICE='cuda' in the environment, and torch_uvm was built without CUDA; accepted: emu"
-        )
-    return text or None
-
-
 def _is_other_accelerator_here() -> bool:
     here = torch.accelerator.current_accelerator()
     # CUDA is not asked whether it is available: that would initialise it.
@@ -87,26 +71,28 @@ def apply_environment() -> None:
     """Applies the variables above; called once, at the end of `import torch_uvm`."""
     _check_names()
     ours, rfc = _switch("TORCH_UVM"), _switch("PYTORCH_ENABLE_UNIFIED_MEMORY")
-    device = _device()
+    device = os.environ.get("TORCH_UVM_DEVICE", "").strip()
+    if device not in ("", "emu"):
+        raise ValueError(f"TORCH_UVM_DEVICE={device!r} in the environment; accepted: emu")
     options = os.environ.get("TORCH_UVM_CONF", "")
     try:
         _C.load_options(options)
     except ValueError as error:
         raise ValueError(f"TORCH_UVM_CONF={options!r} in the environment: {error}") from None
-    if device != "emu" and has_gpu():
+    if not device and has_gpu():
         if _C.built_with_cuda():
             _C.cuda_register()
-    elif device == "emu" or not _is_other_accelerator_here():
+    elif device or not _is_other_accelerator_here():
         from torch_uvm.emulated._register import register
 
         register()
         # With a CUDA build of torch a GPU is expected, so the message must show without any logging set up.
-        surprising = device is None and torch.version.cuda is not None
+        surprising = not device and torch.version.cuda is not None
         log.log(
             logging.WARNING if surprising else logging.INFO,
             "using the emulated accelerator 'emu': %s; its figures are modelled, and `python -m torch_uvm "
             "info` says what is off",
-            "TORCH_UVM_DEVICE=emu asks for it" if device == "emu" else "there is no GPU here",
+            "TORCH_UVM_DEVICE=emu asks for it" if device else "there is no GPU here",
         )
     if _C.requested_budget(0) not in (None, "none"):
         budget.warn_of_few_bytes(str(_C.requested_budget(0)), "TORCH_UVM_CONF: budget")

@@ -37,7 +37,7 @@ class TestTraining:
         torch_uvm.enable(budget=None, optimizer="auto")
         try:
             check(training(mlp, vectors, steps=2 * (LONGEST_SETTLING + MEASURED) + 12, fused=True))
-            assert deferred_updates._trial is not None and deferred_updates.has_decided()
+            assert deferred_updates._trial is not None and deferred_updates._trial.decided
         finally:
             torch_uvm.enable(budget=None, optimizer="in_place")
             torch_uvm.disable()

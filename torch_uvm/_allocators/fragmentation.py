@@ -14,22 +14,12 @@ _LEAST = (0, 64 << 10, _MIB, 8 * _MIB, 32 * _MIB, 128 * _MIB, 1024 * _MIB)
 
 
 def _table(found: dict[str, Any]) -> str:
-    rows = [
-        ("reserved", found["reserved_bytes"], "segments made for it"),
-        ("requested", found["requested_bytes"], "by live allocations"),
-        ("rounding", found["rounding_bytes"], "added to the requests by rounding up"),
-        ("pending", found["pending_bytes"], "freed, but still in use by a stream"),
-        ("inactive split", found["inactive_split_bytes"], "free, in segments partly in use"),
-        ("unused segments", found["unused_segment_bytes"], "free, in segments that empty_cache releases"),
-        ("largest piece", found["largest_free_bytes"], "free"),
-    ]
-    for index, pieces in enumerate(found["pieces"]):
-        last = index + 1 == len(_LEAST)
-        sizes = f"{_C.format_bytes(_LEAST[index])} and more" if last else ""
-        sizes = sizes or f"below {_C.format_bytes(_LEAST[index + 1])}"
-        if count := pieces["count"]:
-            rows.append((f"  {sizes}", pieces["bytes"], f"in {count} free piece{'' if count == 1 else 's'}"))
-    return "".join(f"{name:<18}{_C.format_bytes(count):>14}  {what}\n" for name, count, what in rows)
+    rows = [(key, count, "") for key, count in found.items() if key.endswith("_bytes")]
+    for it in found["pieces"]:
+        if it["count"]:
+            least = _C.format_bytes(it["least_bytes"])
+            rows.append((f"  pieces from {least}", it["bytes"], f"  in {it['count']}"))
+    return "".join(f"{name:<29}{_C.format_bytes(count):>14}{more}\n" for name, count, more in rows)
 
 
 def fragmentation(home: torch.device | None) -> dict[str, Any]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import torch
-
 from torch_uvm import _C
+from torch_uvm._residency.budget import device_with_a_budget
 from torch_uvm._residency.limits import get_host_limit
 from torch_uvm._util.arguments import Device, exact_keywords, resolve_device
 from torch_uvm._util.runtime import check_runtime, known_bytes
@@ -23,30 +22,21 @@ def mem_get_info(device: Device | None = None) -> tuple[int, int]:
     beyond it, and these figures include that memory.
 
     - With a budget: what is left of the budget, and what may still be pinned on the host for tensors off
-      their device (the host limit, or what the host has available). One operator's operands and results must
-      fit into the budget.
-    - Without one: what is left of the limit, or what the host has available (Linux's MemAvailable, which
-      counts page cache that can be dropped as free). This is always so on a device that has one memory with
-      the host.
+      their device.
+    - Without one, or where the device has one memory with the host: what is left of the limit, or what the
+      host has available (Linux's MemAvailable, which counts page cache that can be dropped as free).
 
-    Use it to ask whether something fits. A program that takes a share of the free memory, such as for a cache
-    of keys and values, should take it of `get_budget()` or of torch.accelerator.get_memory_info, which
-    describes the card: a share of these figures is a share of the host's memory. Devices share the host's
-    memory, so their figures overlap. Other processes use the same host, so this is a snapshot. Cached memory
-    is in pieces, so one tensor of all that is free need not fit.
+    Use it to ask whether something fits. A program that takes a share of the free memory should take it of
+    `get_budget()` or of torch.accelerator.get_memory_info: a share of these figures is a share of the host's
+    memory. They are a snapshot, those of several devices overlap, and one tensor of all that is free need
+    not fit.
 
     Args:
-        device: a torch.device, a string, or the accelerator's index. None: the current device.
+        device: as that of `get_budget`, and so are the errors.
 
     Returns:
         (free, total) in bytes. `total - free` is what this process's managed tensors use: without a budget
-        those of all devices; with one those on the device, and what is pinned for tensors off any device,
-        which stays pinned for later ones.
-
-    Raises:
-        TypeError: `device` is of another type.
-        ValueError: an unknown device, or the CPU.
-        RuntimeError: there is no runtime for this machine's accelerator.
+        those of all devices; with one those on the device, and what is pinned for tensors off any device.
 
     >>> torch_uvm.set_limit("1GiB")
     >>> x = torch_uvm.memory.empty(1 << 20, device=torch.accelerator.current_accelerator())
@@ -55,11 +45,8 @@ def mem_get_info(device: Device | None = None) -> tuple[int, int]:
     True
     """
     check_runtime("mem_get_info()", now=True)
-    here = torch.accelerator.current_accelerator()
-    meant = resolve_device(here.type if device is None and here is not None else device)
-    if meant.type == "cpu":
-        raise ValueError(f"device is {device!r}; accepted: a device of the accelerator, or None")
-    properties = _C.device_properties(meant.index)
+    index = device_with_a_budget(device)
+    properties = _C.device_properties(index)
     # Over all homes: a block counts for the home that used it last, its segment for the one it was made for.
     everywhere = _C.memory_stats(None)
     allocated = everywhere["allocated_bytes.all.current"]
@@ -68,12 +55,12 @@ def mem_get_info(device: Device | None = None) -> tuple[int, int]:
     left = None if limit is None else limit - _C.managed_bytes()
     one_memory = properties["one_memory"]
     available = known_bytes(properties["free_memory"] if one_memory else _C.host_memory_available())
-    budget = _C.budget_of(meant.index)
+    budget = _C.budget_of(index)
     if budget is None:
         new = _least(left, available)
         free = cached + (properties["free_memory"] if new is None else new)
         return free, free + allocated
-    allocated = _C.memory_stats(meant)["allocated_bytes.all.current"]
+    allocated = _C.memory_stats(resolve_device(index))["allocated_bytes.all.current"]
     pinned = _C.residency_stats()["host_bytes"]
     host_limit = get_host_limit()
     on_host = _least(None if host_limit is None else host_limit - pinned, available) or 0

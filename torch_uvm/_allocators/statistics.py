@@ -170,26 +170,12 @@ def memory_fragmentation(device: Device | None = None) -> dict[str, Any]:
     return fragmentation(resolve_home(device))
 
 
+#: Rows of `memory_summary`: keys of `memory_stats`, and of `stats`.
 _LEVELS = (
-    ("Allocated memory", "allocated_bytes"),
-    ("Active memory", "active_bytes"),
-    ("Requested memory", "requested_bytes"),
-    ("Reserved memory", "reserved_bytes"),
-    ("Inactive split memory", "inactive_split_bytes"),
-    ("Allocations", "allocation"),
-    ("Active allocations", "active"),
-    ("Segments", "segment"),
-    ("Inactive splits", "inactive_split"),
+    *("allocated_bytes", "active_bytes", "requested_bytes", "reserved_bytes", "inactive_split_bytes"),
+    *("allocation", "active", "segment", "inactive_split"),
 )
-
-
-#: Rows of `memory_summary`: keys of `stats`, and their titles.
-_TRANSFERS = (
-    ("fetched", "Fetched to a device"),
-    ("written_back", "Written back to the host"),
-    ("dropped_clean", "Dropped clean, no copy"),
-    ("used_in_place", "Used in place on the host"),
-)
+_TRANSFERS = ("fetched", "written_back", "dropped_clean", "used_in_place")
 
 
 def _budget_line(index: int, peaks: dict[int, int], now: dict[int, int]) -> str:
@@ -216,11 +202,10 @@ def _residency_lines(home: torch.device | None) -> list[str]:
         f"pinned host memory: {_C.format_bytes(stats['host_bytes'])}; host limit: {limit}",
         f"{'transfers':<29}{'count':>12}{'bytes':>14}{'ms':>14}",
     ]
-    for key, name in _TRANSFERS:
+    for key in _TRANSFERS:
         it = stats[key]
-        time = f"{it['ms']:.1f}" if it["ms"] else "-"
-        lines.append(f"  {name:<27}{it['count']:>12}{_C.format_bytes(it['bytes']):>14}{time:>14}")
-    lines.append(f"  {'Operators over the budget':<27}{stats['over_budget']:>12}")
+        lines.append(f"  {key:<27}{it['count']:>12}{_C.format_bytes(it['bytes']):>14}{it['ms']:>14.1f}")
+    lines.append(f"  {'over_budget':<27}{stats['over_budget']:>12}")
     return lines
 
 
@@ -232,7 +217,7 @@ def memory_summary(device: Device | None = None, abbreviated: bool = False) -> s
     errors as those of `memory_stats`.
 
     Args:
-        abbreviated: only the totals, without the two pools and the fragmentation.
+        abbreviated: without the fragmentation.
     """
     home = resolve_home(device)
     stats = _C.memory_stats(home)
@@ -247,15 +232,10 @@ def memory_summary(device: Device | None = None, abbreviated: bool = False) -> s
         rule,
         f"{'':<23}{'now':>14}{'peak':>14}{'allocated':>14}{'freed':>14}",
     ]
-    pools = (("all", ""), ("large_pool", "  large"), ("small_pool", "  small"))
-    for title, key in _LEVELS:
-        for pool, name in pools[:1] if abbreviated else pools:
-            cells = []
-            for figure in ("current", "peak", "allocated", "freed"):
-                value = stats[f"{key}.{pool}.{figure}"]
-                text = _C.format_bytes(value) if key.endswith("_bytes") else str(value)
-                cells.append(f"{text:>14}")
-            lines.append(f"{name or title:<23}{''.join(cells)}")
+    for key in _LEVELS:
+        values = [stats[f"{key}.all.{figure}"] for figure in ("current", "peak", "allocated", "freed")]
+        cells = map(_C.format_bytes if key.endswith("_bytes") else str, values)
+        lines.append(f"{key:<23}" + "".join(f"{cell:>14}" for cell in cells))
     if not abbreviated:
         lines += [rule, fragmentation(home)["table"].rstrip("\n")]
     return "\n".join([*lines, rule, *_residency_lines(home), rule, ""])

@@ -35,9 +35,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch_uvm import _C
 from torch_uvm._patches.replace import replace_once
 from torch_uvm._patches.update_trial import Trial, is_in_backward
-from torch_uvm._util.arguments import show
-
-ACCEPTED = '"in_place", "deferred" or "auto"'
 
 #: Modules of torch.optim whose function of the same name is replaced. AdamW uses Adam's.
 _FUNCTIONS = ("adam", "sgd", "rmsprop", "adagrad", "adadelta", "adamax", "nadam", "radam")
@@ -61,18 +58,6 @@ _step = _Step()
 _known: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
 
-def check(optimizer: object) -> None:
-    """Checks an argument of `choose`.
-
-    Raises:
-        TypeError, ValueError: it is not accepted.
-    """
-    if not isinstance(optimizer, str):
-        raise TypeError(f"optimizer is {show(optimizer)}; accepted: {ACCEPTED}")
-    if optimizer not in ("in_place", "deferred", "auto"):
-        raise ValueError(f"optimizer={optimizer!r}; accepted: {ACCEPTED}")
-
-
 def choose(optimizer: str) -> None:
     """Sets when later steps update parameters, and runs the pending updates."""
     global _on, _trial
@@ -89,11 +74,6 @@ def try_again() -> None:
     global _trial
     if _trial is not None:
         _trial = Trial()
-
-
-def has_decided() -> bool:
-    """Whether later steps update parameters as the latest one does: "auto" has ended its trial."""
-    return _trial is None or _trial.decided
 
 
 def chosen() -> str:

@@ -18,7 +18,7 @@ from torch.utils.dlpack import DLDeviceType
 from torch_uvm import _C
 from torch_uvm._patches import pointer_escapes
 from torch_uvm._patches.replace import replace_once
-from torch_uvm._util.arguments import show
+from torch_uvm._util.arguments import check_flag, show
 
 _CPU = int(DLDeviceType.kDLCPU)
 _MANAGED = int(DLDeviceType.kDLCUDAManaged)
@@ -44,8 +44,7 @@ def _check_export(x: torch.Tensor, stream: Any, index: Any, copy: Any, max_versi
         raise BufferError("Can't export tensors with the conjugate or negative bit set")
     if stream is not None and type(stream) is not int:
         raise TypeError(f"stream is {show(stream)}; accepted: an int, or None")
-    if copy not in (None, True, False):
-        raise TypeError(f"copy is {show(copy)}; accepted: True, False, None")
+    check_flag("copy", copy, (True, False, None))
     count = torch.accelerator.device_count()
     if type(index) is not int or not 0 <= index < max(count, 1):
         raise BufferError(f"dl_device has the index {show(index)}; there are {count} devices, from 0")

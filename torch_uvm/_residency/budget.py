@@ -13,6 +13,7 @@ from torch_uvm._patches import deferred_updates, install
 from torch_uvm._util.arguments import (
     BYTE_FORMS,
     Device,
+    accelerator,
     accepted_devices,
     byte_count,
     exact_keywords,
@@ -38,18 +39,9 @@ def budget_text(budget: object, what: str = "budget") -> str:
     """
     if budget is None:
         return "none"
-    if not isinstance(budget, str):
-        if isinstance(budget, float) and 0 < budget <= 1:
-            raise TypeError(
-                f"{what} is {show(budget)}; did you mean '{100 * budget:g}%'? accepted: {BYTE_FORMS}{ALSO}"
-            )
-        count = byte_count(budget, what, also=ALSO)
-        if count == 0:
-            raise ValueError(f"{what} is 0, which leaves nothing to work with; accepted: {BYTE_FORMS}{ALSO}")
-        warn_of_few_bytes(str(count), what)
-        return str(count)
+    text = budget if isinstance(budget, str) else str(byte_count(budget, what, also=ALSO))
     try:
-        text = _C.parse_budget(budget)
+        text = _C.parse_budget(text)
     except ValueError as error:
         raise ValueError(f"{what}={budget!r}: {error}; accepted: {BYTE_FORMS}{ALSO}") from None
     warn_of_few_bytes(text, what)
@@ -105,26 +97,22 @@ def request_default() -> None:
 def set_budget(budget: int | str | None, device: Device | None = None) -> None:
     """Limits the device-resident bytes of managed tensors; the rest is kept on the host.
 
-    It may be called at any time. On a device without managed memory it takes effect with the device's first
-    managed allocation. The option `budget` of TORCH_UVM_CONF and `enable(budget=...)` set the same value;
-    the last request counts, and `enable` without `budget` is none. If more is resident on a device now, the
-    engine evicts the excess, once the operators that it has not watched have finished.
+    It may be called at any time, and takes effect with the device's first managed allocation. If more is
+    resident then, the engine evicts the excess, once the operators that it has not watched have finished.
 
     Args:
         budget: bytes, or a string: "20GiB" (units as in `set_limit`), or "80%" of the device's memory. At
-            most what the device has free is in force, and at most the limit (`set_limit`), which the budgets
-            of several devices share in proportion. A single operator that needs more may exceed it, up to
-            what "auto" would be. "auto": what is free on the device when it takes effect, less a reserve for
-            other libraries (a twentieth of its memory and at least 512 MiB; a sixteenth on a device with less
-            than 8 GiB). It is never exceeded, shrinks when other memory on the device needs more, and grows
-            again when that is free. None or "none": no budget; the driver moves pages by faults.
+            most what the device has free is in force, and at most the limit, which the budgets of several
+            devices share in proportion. A single operator that needs more may exceed it, up to what "auto"
+            would be. "auto": what is free on the device, less a reserve; it is never exceeded, and follows
+            what other memory on the device needs (docs/how-it-works.md). None or "none": no budget; the
+            driver moves pages by faults.
         device: a torch.device, a string, or the accelerator's index. None: all devices, replacing requests
             for single devices.
 
     Warns:
-        UserWarning: the device has less memory free than the budget, or the limit is less, so that less is in
-            force (`get_budget`); the budget is below 1 MiB, as if its unit were missing; or, once per
-            process, there is none.
+        UserWarning: less is in force (`get_budget`), as the device has less free or the limit is less; the
+            budget is below 1 MiB, as if its unit were missing; or, once per process, there is none.
 
     Raises:
         TypeError: `budget` or `device` is of another type.
@@ -137,12 +125,7 @@ def set_budget(budget: int | str | None, device: Device | None = None) -> None:
     >>> torch_uvm.set_budget("80%", device=0)
     """
     text = budget_text(budget)
-    index: int | None = None
-    if device is not None:
-        meant = resolve_device(device)
-        if meant.type == "cpu":
-            raise ValueError(f"device is {show(device)}: the host has no budget; accepted: {_devices()}")
-        index = meant.index
+    index = None if device is None else device_with_a_budget(device)
     check_runtime("set_budget()")
     request(text, index)
     log.info("budget of %s: %s", "every device" if index is None else f"device {index}", text)
@@ -156,30 +139,30 @@ def get_budget(device: Device | None = None) -> int | None:
     initialises the accelerator.
 
     Args:
-        device: a torch.device, a string, or the accelerator's index. None: the current device.
+        device: as that of `set_budget`, and so are the errors. None: the current device.
 
     Returns:
         bytes, or None if the device has no budget.
-
-    Raises:
-        TypeError: `device` is of another type.
-        ValueError: an unknown device, or the CPU.
-        RuntimeError: there is no runtime for this machine's accelerator.
 
     >>> torch_uvm.set_budget("20MiB")
     >>> torch_uvm.get_budget()
     20971520
     """
     check_runtime("get_budget()", now=True)
-    here = torch.accelerator.current_accelerator()
-    meant = resolve_device(here.type if device is None and here is not None else device)
+    return _C.budget_of(device_with_a_budget(device))
+
+
+def device_with_a_budget(device: Device | None) -> int:
+    """The index of a device; None: of the current one.
+
+    Raises:
+        TypeError, ValueError: it is no device of the accelerator.
+    """
+    meant = resolve_device(accelerator() if device is None else device)
     if meant.type == "cpu":
-        raise ValueError(f"device is {show(device)}: the host has no budget; accepted: {_devices()}")
-    return _C.budget_of(meant.index)
-
-
-def _devices() -> str:
-    return accepted_devices().replace("'cpu', ", "")
+        accepted = accepted_devices().replace("'cpu', ", "")
+        raise ValueError(f"device is {show(device)}: the host has no budget; accepted: {accepted}")
+    return meant.index
 
 
 @exact_keywords

@@ -4,6 +4,9 @@ Each hint takes a tensor, a module (its parameters and buffers), an optimizer (t
 nested lists, tuples and mappings of them. It affects whole pages that belong to these tensors alone, never a
 page with bytes of another tensor. Small tensors share pages, so a hint for one alone may do nothing.
 Adjacent ranges are joined, so a hint for a whole module makes fewer and larger calls.
+
+Tensors that are not managed are skipped; if the argument itself is such a tensor, that is an error. If an
+error is raised, nothing has changed.
 """
 
 from __future__ import annotations
@@ -55,7 +58,7 @@ def prefetch(x: Hinted, device: Device | None = None, *, stream: torch.Stream | 
     """Starts moving the bytes of managed tensors to `device`, before they are used there.
 
     The call does not wait, and no label changes: code that uses the tensors meanwhile sees the right bytes.
-    Tensors that are not managed are skipped; if `x` itself is such a tensor, that is an error.
+    Tensors that are not managed are skipped. If an error is raised, nothing has been moved.
 
     Args:
         x: a tensor of any shape, a module, an optimizer, or nested lists, tuples and mappings of them.
@@ -67,8 +70,6 @@ def prefetch(x: Hinted, device: Device | None = None, *, stream: torch.Stream | 
     Raises:
         TypeError: something in `x` is not accepted (the message names its place); `stream` is not a stream.
         ValueError: `x` is a tensor that is not managed; an unknown device; a stream of another device type.
-
-    If an error is raised, nothing has been moved.
 
     >>> x = torch_uvm.memory.zeros(1 << 20, device="cpu")
     >>> torch_uvm.prefetch(x, 0)
@@ -91,24 +92,15 @@ def advise(
 ) -> None:
     """Tells the driver how managed tensors will be used, until they are freed.
 
-    An argument that is left out changes nothing. Tensors that are not managed are skipped; if `x` itself is
-    such a tensor, that is an error.
+    An argument that is left out changes nothing. `x` and errors are as those of `prefetch`.
 
     Args:
-        x: a tensor of any shape, a module, an optimizer, or nested lists, tuples and mappings of them.
         read_mostly: True: each reader may get its own copy of a page; a write drops the copies. False undoes
             it.
         preferred_location: the device, or the CPU, whose memory the pages should be in; a fault from
             elsewhere maps them if possible. None undoes it.
         accessed_by: a device, or a sequence of them, that keeps a mapping of the pages, so that its accesses
             do not fault. Replaces those named before. None or () undoes it.
-
-    Raises:
-        TypeError: something in `x` is not accepted (the message names its place); an argument of another
-            type.
-        ValueError: `x` is a tensor that is not managed; an unknown device.
-
-    If an error is raised, no advice has changed.
 
     >>> torch_uvm.advise(torch_uvm.memory.zeros(1 << 20), read_mostly=True, accessed_by="cpu")
     """
@@ -141,18 +133,11 @@ def discard(x: Hinted) -> None:
     The values are undefined until they are written again. To autograd it is a write: it increments the
     version counters, and a leaf that requires grad refuses it outside `torch.no_grad()`. It is ordered on
     the current stream; under the CPU's label it is complete when the call returns. On CUDA the pages are
-    moved to the label's side, to be written there (docs/hardware.md). Tensors that are not managed are
-    skipped; if `x` itself is such a tensor, that is an error.
-
-    Args:
-        x: a tensor of any shape, a module, an optimizer, or nested lists, tuples and mappings of them.
+    moved to the label's side, to be written there (docs/hardware.md). `x` and other errors are as those of
+    `prefetch`.
 
     Raises:
-        TypeError: something in `x` is not accepted; the message names its place.
-        ValueError: `x` is a tensor that is not managed.
         RuntimeError: a write in place would raise: a leaf that requires grad, an inference tensor.
-
-    If an error is raised, nothing has been discarded.
 
     >>> scratch = torch_uvm.memory.ones(1 << 20)
     >>> torch_uvm.discard(scratch)

@@ -55,14 +55,12 @@ def set_host_limit(limit: int | str | None) -> None:
 
     At the limit no further tensor can be evicted, so that an operator under a budget may raise
     `torch.OutOfMemoryError`. A limit below what is pinned now returns unused pinned memory to the system.
-    Memory in use stays; blocks that become free in it are reused. The option `host_limit` of TORCH_UVM_CONF
-    and `enable(host_limit=...)` set the same value.
 
     Args:
         limit: bytes, or a string such as "64GiB" (units as in `set_limit`). "auto", the default: what the
             host has available when a budget takes effect, within the process's control group, less a reserve
-            that keeps the machine usable (a sixteenth of its memory and at least 2 GiB, but at most half of
-            what is available). None or "none": no number; at most what the host has available can be pinned.
+            that keeps the machine usable (docs/options.md). None or "none": no number; at most what the host
+            has available can be pinned.
 
     Raises:
         TypeError: `limit` is of another type.

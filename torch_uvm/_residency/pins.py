@@ -11,7 +11,7 @@ from torch_uvm._residency.hints import Hinted
 from torch_uvm._util.arguments import exact_keywords
 from torch_uvm._util.compiler import break_the_graph
 from torch_uvm._util.containers import managed_tensors_in
-from torch_uvm._util.scopes import ReentrantScope
+from torch_uvm._util.scopes import EagerScope
 
 
 def _has_budget(device: torch.device) -> bool:
@@ -48,19 +48,13 @@ def keep_resident(x: Hinted) -> Kept:
 
     For tensors whose address is kept by code that PyTorch does not run, and for tensors whose use must never
     wait for a fetch. Pinned bytes count towards the budget. Pins nest. Without a budget it does nothing:
-    call it after `enable` and `set_budget`. Tensors that are not managed, and those labelled as the CPU's,
-    are skipped; if `x` itself is a tensor that is not managed, that is an error.
-
-    Args:
-        x: a tensor of any shape, a module (its parameters and buffers), an optimizer (the tensors of its
-            state now), or nested lists, tuples and mappings of them.
+    call it after `enable` and `set_budget`. Tensors labelled as the CPU's are skipped; otherwise `x` and
+    errors are as those of `prefetch`.
 
     Returns:
         an object whose `release()` unpins. If it is dropped, the tensors stay pinned until they are freed.
 
     Raises:
-        TypeError: something in `x` is not accepted; the message names its place.
-        ValueError: `x` is a tensor that is not managed.
         torch.OutOfMemoryError: they do not fit. Nothing is pinned then.
 
     >>> table = torch_uvm.memory.zeros(1 << 20)
@@ -70,7 +64,7 @@ def keep_resident(x: Hinted) -> Kept:
     return Kept(managed_tensors_in(x, "keep_resident"))
 
 
-class ResidentScope(ReentrantScope[Kept]):
+class ResidentScope(EagerScope[Kept]):
     """What `resident` returns. It can be entered again while it is open, also by other threads."""
 
     def __init__(self, x: Hinted) -> None:
@@ -82,14 +76,6 @@ class ResidentScope(ReentrantScope[Kept]):
 
     def _end(self, entry: Kept) -> None:
         entry.release()
-
-    @break_the_graph
-    def __enter__(self) -> ResidentScope:
-        return super().__enter__()
-
-    @break_the_graph
-    def __exit__(self, *error: object) -> None:
-        super().__exit__(*error)
 
     def __repr__(self) -> str:
         return "torch_uvm.resident(...)"

@@ -9,13 +9,13 @@ import torch
 from torch_uvm import _C
 from torch_uvm._util.arguments import exact_keywords, show
 from torch_uvm._util.compiler import break_the_graph
-from torch_uvm._util.scopes import ReentrantScope
+from torch_uvm._util.scopes import EagerScope
 
 #: By which of the tensors are written. An operator is known by its name and its operands, and so is this.
 _known: dict[frozenset[int], _C.Unobserved] = {}
 
 
-class UsesScope(ReentrantScope["_C.DeclaredUse | None"]):
+class UsesScope(EagerScope["_C.DeclaredUse | None"]):
     """What `uses` returns."""
 
     def __init__(self, tensors: list[torch.Tensor], written: frozenset[int]) -> None:
@@ -31,14 +31,6 @@ class UsesScope(ReentrantScope["_C.DeclaredUse | None"]):
     def _end(self, entry: _C.DeclaredUse | None) -> None:
         if entry is not None:
             _C.leave_use(entry)
-
-    @break_the_graph
-    def __enter__(self) -> UsesScope:
-        return super().__enter__()
-
-    @break_the_graph
-    def __exit__(self, *error: object) -> None:
-        super().__exit__(*error)
 
     def __repr__(self) -> str:
         return f"torch_uvm.uses(... {len(self._tensors)} tensors)"

@@ -8,23 +8,9 @@ from torch_uvm import _C
 from torch_uvm._patches import deferred_updates, install, tensor_to
 from torch_uvm._residency import budget as budgets
 from torch_uvm._residency.limits import get_host_limit, host_limit_text
-from torch_uvm._util.arguments import exact_keywords, limit_bytes, show
+from torch_uvm._util.arguments import check_flag, check_word, exact_keywords, limit_bytes
 from torch_uvm._util.log import log
 from torch_uvm._util.runtime import check_runtime
-
-_MOVES = '"copy" or "alias"'
-
-
-def _check_moves(moves: object) -> None:
-    if not isinstance(moves, str):
-        raise TypeError(f"moves is {show(moves)}; accepted: {_MOVES}")
-    if moves not in ("copy", "alias"):
-        raise ValueError(f"moves={moves!r}; accepted: {_MOVES}")
-
-
-def _check_host_tensors(host_tensors: object) -> None:
-    if not isinstance(host_tensors, bool):
-        raise TypeError(f"host_tensors is {show(host_tensors)}; accepted: True, False")
 
 
 @exact_keywords
@@ -39,18 +25,14 @@ def enable(
 ) -> None:
     """Turns managed memory on for the process: new tensors on the accelerator are managed.
 
-    It may be called at any time. Existing tensors keep the memory they have. Inside a scope that is open on
-    the calling thread (`enabled`, `disabled`), the scope still decides. Each call sets `moves` and
-    `host_tensors` anew.
+    It may be called at any time. Existing tensors keep the memory they have. A scope that is open on the
+    calling thread (`enabled`, `disabled`) still decides there. Each call sets `moves` and `host_tensors`.
 
     Args:
-        budget: the device-resident bytes that managed tensors may have on each device, in the forms of
-            `set_budget`: bytes, "20GiB", "80%", "auto", or None or "none" to leave residency to the driver.
-            If omitted (`...`): the budget requested before, here or in TORCH_UVM_CONF, else "auto".
-        limit: the most managed bytes that the process may reserve, in the forms of `set_limit`. None keeps
-            the limit, so that one set before, or by TORCH_UVM_CONF, is not lost; "none" removes it.
-        host_limit: the most pinned host memory for tensors off their device, in the forms of
-            `set_host_limit`. None keeps it; "none" removes it.
+        budget: the device-resident bytes of managed tensors, as `set_budget` takes it. If omitted (`...`):
+            what was requested before, here or in TORCH_UVM_CONF, else "auto".
+        limit, host_limit: as `set_limit` and `set_host_limit` take them. None keeps what was set before; the
+            word "none" removes it.
         moves: what plain `.to`, `.cpu()`, `.cuda()` and `Module.to` do with managed tensors while the switch
             is on. "copy": new memory, as in PyTorch. "alias": if only the device changes they move, as
             `torch_uvm.to` does, and the result shares the bytes; `copy=True` still copies. A program that
@@ -59,10 +41,9 @@ def enable(
             accelerator copies nothing.
         optimizer: when a step of torch.optim's Adam, AdamW, SGD and others updates large parameters that
             have a budget. "in_place": during the step. "deferred": each parameter at its next use, so that
-            its transfers overlap earlier computation; any access to a parameter, its gradient or its state
-            sees the same bits as after an immediate step (docs/how-it-works.md). "auto": deferred once
-            the budget is short, unless steps in place turn out to be shorter. If omitted (`...`): what was
-            requested before, here or in TORCH_UVM_CONF, else "auto".
+            its transfers overlap earlier computation; every access sees the same bits as after an immediate
+            step. "auto": deferred once the budget is short, unless steps in place turn out to be shorter
+            (docs/how-it-works.md). If omitted (`...`): as for `budget`.
 
     Raises:
         TypeError, ValueError: a keyword or value that is not accepted. Nothing has changed.
@@ -71,10 +52,10 @@ def enable(
     >>> torch_uvm.enable(limit="4GiB")
     """
     asked = None if budget is ... else budgets.budget_text(budget)
-    _check_moves(moves)
-    _check_host_tensors(host_tensors)
+    check_word("moves", moves, ("copy", "alias"))
+    check_flag("host_tensors", host_tensors, (True, False))
     asked_optimizer = deferred_updates.chosen() if isinstance(optimizer, EllipsisType) else optimizer
-    deferred_updates.check(asked_optimizer)
+    check_word("optimizer", asked_optimizer, ("in_place", "deferred", "auto"))
     figure = limit_bytes(limit)
     host_text = host_limit_text(host_limit)
     check_runtime("enable()", now=host_tensors)

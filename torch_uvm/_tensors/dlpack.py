@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch_uvm._util.arguments import (
     Device,
     accelerator,
     accepted_devices,
+    check_flag,
     exact_keywords,
     resolve_device,
     show,
@@ -30,10 +32,8 @@ def _capsule_from(producer: Any, copy: bool | None) -> Any:
         stream["stream"] = torch.cuda.current_stream().cuda_stream or 1  # 1: CUDA's default stream
     unless_copied = {"copy": False} if copy is False else {}
     for known in ({"max_version": (1, 0), **unless_copied}, {"max_version": (1, 0)}):
-        try:
+        with contextlib.suppress(TypeError):
             return producer.__dlpack__(**stream, **known)
-        except TypeError:
-            continue
     return producer.__dlpack__(**stream)
 
 
@@ -83,8 +83,7 @@ def from_dlpack(x: Any, *, device: Device | None = None, copy: bool | None = Non
     >>> y.data_ptr() == x.data_ptr()
     True
     """
-    if not (copy is None or copy is True or copy is False):
-        raise TypeError(f"copy is {show(copy)}; accepted: True, False, None")
+    check_flag("copy", copy, (True, False, None))
     is_capsule = type(x).__name__ == "PyCapsule"
     if not is_capsule and not (hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__")):
         raise TypeError(

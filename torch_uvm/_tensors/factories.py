@@ -21,17 +21,17 @@ from torch_uvm._util.arguments import Device, accelerator, exact_keywords, resol
 
 def _make(
     function: Callable[..., torch.Tensor],
-    *args: Any,
+    args: Sequence[Any],
+    fill: complex | None,
     device: Device | None,
     allocator: Allocator | None,
-    fill: complex | None = None,
     **options: Any,
 ) -> torch.Tensor:
     """A managed tensor like the one that a function of torch makes.
 
     Args:
+        args, options: of the function.
         fill: the value of its elements. None: they have none.
-        options: keywords of the function.
     """
     what = function.__name__
     meta = function(*args, device="meta", **options)
@@ -77,15 +77,8 @@ def empty(
     >>> torch_uvm.memory.empty(2, 3, device="cpu").shape
     torch.Size([2, 3])
     """
-    return _make(
-        torch.empty,
-        *sizes,
-        device=device,
-        allocator=allocator,
-        dtype=dtype,
-        requires_grad=requires_grad,
-        memory_format=memory_format,
-    )
+    options = {"requires_grad": requires_grad, "memory_format": memory_format}
+    return _make(torch.empty, sizes, None, device, allocator, dtype=dtype, **options)
 
 
 @exact_keywords
@@ -101,15 +94,7 @@ def zeros(
     >>> torch_uvm.memory.zeros(2, device="cpu")
     tensor([0., 0.])
     """
-    return _make(
-        torch.zeros,
-        *sizes,
-        device=device,
-        allocator=allocator,
-        fill=0,
-        dtype=dtype,
-        requires_grad=requires_grad,
-    )
+    return _make(torch.zeros, sizes, 0, device, allocator, dtype=dtype, requires_grad=requires_grad)
 
 
 @exact_keywords
@@ -125,15 +110,7 @@ def ones(
     >>> torch_uvm.memory.ones(2, device="cpu")
     tensor([1., 1.])
     """
-    return _make(
-        torch.ones,
-        *sizes,
-        device=device,
-        allocator=allocator,
-        fill=1,
-        dtype=dtype,
-        requires_grad=requires_grad,
-    )
+    return _make(torch.ones, sizes, 1, device, allocator, dtype=dtype, requires_grad=requires_grad)
 
 
 @exact_keywords
@@ -165,11 +142,10 @@ def full(
         raise ValueError(f"full() fill_value is {show(fill_value)}: {error}") from None
     return _make(
         torch.full,
-        size,
+        (size, fill_value),
         fill_value,
-        device=device,
-        allocator=allocator,
-        fill=fill_value,
+        device,
+        allocator,
         dtype=dtype,
         requires_grad=requires_grad,
     )
@@ -203,12 +179,5 @@ def empty_like(
     if not isinstance(input, torch.Tensor):
         raise TypeError(f"empty_like() takes a torch.Tensor; received {show(input)}")
     place = input.device if device is None else device
-    return _make(
-        torch.empty_like,
-        input,
-        device=place,
-        allocator=allocator,
-        dtype=dtype,
-        requires_grad=requires_grad,
-        memory_format=memory_format,
-    )
+    options = {"requires_grad": requires_grad, "memory_format": memory_format}
+    return _make(torch.empty_like, (input,), None, place, allocator, dtype=dtype, **options)

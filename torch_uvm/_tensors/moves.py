@@ -150,13 +150,9 @@ def to(
     For a managed tensor of which only the device changes, the result is a view labelled with `device`: same
     address, sizes, strides and offset, one version counter; the tensor stays usable. To autograd it is a
     view whose backward moves the gradient back; writing to it in place raises if the tensor requires grad.
-    In every other case the result is a copy: if `dtype` or `memory_format` changes the bytes, with
-    `copy=True`, and if the tensor is not managed.
-
-    One exception, where every device has one memory with the host and addresses pageable memory: a CPU tensor
-    that lies in a private mapping of a file (torch.load(mmap=True), safetensors) and would be copied into
-    managed memory is adopted instead. Its bytes become managed where they are, and it moves as managed
-    tensors do. Writes do not reach the file.
+    In every other case the result is a copy. One exception: where every device addresses the host's pageable
+    memory, a CPU tensor in a private mapping of a file (torch.load(mmap=True), safetensors) becomes managed
+    where it is, and moves (docs/hardware.md).
 
     A module keeps the identity of its parameters, their ties, hooks and places in optimizers; gradients move
     along. `dtype` applies to its floating-point and complex tensors only, and the channels-last formats to

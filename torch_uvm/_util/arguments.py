@@ -47,6 +47,20 @@ def check_flag(name: str, value: object, accepted: tuple[object, ...]) -> None:
         raise TypeError(f"{name} is {show(value)}; accepted: {listed}")
 
 
+def check_word(name: str, value: object, accepted: tuple[str, ...]) -> None:
+    """Checks an argument that is one of a few words.
+
+    Raises:
+        TypeError: `value` is no string.
+        ValueError: it is another one.
+    """
+    listed = " or ".join(f'"{word}"' for word in accepted)
+    if not isinstance(value, str):
+        raise TypeError(f"{name} is {show(value)}; accepted: {listed}")
+    if value not in accepted:
+        raise ValueError(f"{name}={value!r}; accepted: {listed}")
+
+
 def did_you_mean(word: str, accepted: Iterable[str]) -> str:
     """A suffix that suggests the accepted word most similar to `word`; empty if none is similar."""
     alike = difflib.get_close_matches(word, list(accepted), n=1)
@@ -137,10 +151,6 @@ def accepted_devices() -> str:
     return f"'cpu', '{here.type}', '{here.type}:0' to '{here.type}:{last}' or an index from 0 to {last}"
 
 
-def _index_of(device: torch.device) -> int | None:
-    return device.index  # torch's stubs omit that it may be None
-
-
 def resolve_device(device: Any, what: str = "device") -> torch.device:
     """The device that an argument names, with its index.
 
@@ -169,7 +179,7 @@ def resolve_device(device: Any, what: str = "device") -> torch.device:
         return torch.device("cpu")
     if here is None or meant.type != here.type:
         raise ValueError(f"{what} is {show(device)}; accepted: {accepted_devices()}")
-    index = _index_of(meant)
+    index: int | None = meant.index  # torch's stubs omit that it may be None
     if index is None:
         return torch.device(here.type, torch.accelerator.current_device_index())
     if not 0 <= index < torch.accelerator.device_count():

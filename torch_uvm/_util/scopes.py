@@ -9,6 +9,7 @@ from contextlib import ContextDecorator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from torch_uvm._util.arguments import show
+from torch_uvm._util.compiler import break_the_graph
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -59,3 +60,15 @@ class ReentrantScope(ContextDecorator, Generic[_Entry]):
             mine = (index for index in reversed(range(len(self._open))) if self._open[index][0] == me)
             _, entry = self._open.pop(next(mine, -1))
         self._end(entry)
+
+
+class EagerScope(ReentrantScope[_Entry]):
+    """A scope that torch.compile enters and leaves between graphs."""
+
+    @break_the_graph
+    def __enter__(self) -> Self:
+        return super().__enter__()
+
+    @break_the_graph
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)

@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from torch_uvm import _C
 from torch_uvm._tools.allocation_logs import AllocationLog, read_log
 from torch_uvm._tools.iterations import Iterations, find, split_evenly
 from torch_uvm._tools.replay import Replay, allocators, replay
 from torch_uvm._util.escaping import printable
-from torch_uvm._util.files import output_file
 from torch_uvm.cli.progress import Progress
 
 SUMMARY = "replay a log of allocations on other allocators"
 
 _HEADS = "allocator|ns/call|in the last|ms in all|reserved|waste|at peak|allocs|frees".split("|")
-_FIGURES = (
-    *("calls", "seconds", "ns_per_call", "last_iteration_seconds", "last_iteration_ns_per_call"),
-    *("peak_live_bytes", "peak_reserved_bytes", "mean_waste", "waste_at_peak"),
-    *("runtime_allocations", "runtime_frees"),
-)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -49,15 +41,7 @@ def _parser() -> argparse.ArgumentParser:
         type=int,
         help="split the log into N equal parts; by default they are found by repetition",
     )
-    parser.add_argument("--json", metavar="FILE", type=Path, help="also write the numbers there")
     return parser
-
-
-def _figures(done: Replay) -> dict[str, Any]:
-    """One allocator in the output of `--json`: bytes, seconds, counts; of one that failed, only why."""
-    if done.failure:
-        return {"failure": done.failure, "failed_at_row": done.failed_at}
-    return {"failure": None} | {name: getattr(done, name.removesuffix("_bytes")) for name in _FIGURES}
 
 
 def _about(name: str, log: AllocationLog, iterations: Iterations) -> str:
@@ -124,8 +108,6 @@ def main(argv: Sequence[str]) -> int:
         parser.error(f"--repeat {arguments.repeat}; accepted: 1 to 1000")
     replays = []
     try:
-        if arguments.json is not None:
-            output_file(arguments.json)
         with Progress(f"reading {source}") as reading:
             log = read_log(arguments.log, reading)
         count = arguments.iterations
@@ -139,18 +121,4 @@ def main(argv: Sequence[str]) -> int:
     clock = "this host's time; its memory is emulated" if backend == "emulated" else f"time on {backend}"
     print(_about(source, log, iterations))
     print(f"{arguments.repeat} times, the median; {clock}\n\n{_table(replays)}")
-    if arguments.json is not None:
-        report = {
-            "log": arguments.log.name,
-            "rows": len(log),
-            "allocations": log.allocation_count,
-            "peak_live_bytes": log.peak_live_bytes(),
-            "iterations": {"how": iterations.how, "boundaries": list(iterations.boundaries)},
-            "backend": backend,
-            "allocators": {done.allocator: _figures(done) for done in replays},
-        }
-        try:
-            arguments.json.write_text(json.dumps(report, indent=2) + "\n")
-        except OSError as error:
-            parser.error(f"{arguments.json}: {error}")
     return 1 if all(done.failure for done in replays) else 0

@@ -28,6 +28,8 @@ from torch_uvm._util.frames import without_our_frames
 from torch_uvm.cli.script_words import split
 from torch_uvm.cli.stats import write_stats
 
+#: If not, `python -m` put the current directory first in sys.path, where the program's is to be.
+_IS_SAFE_PATH = getattr(sys.flags, "safe_path", False) or sys.flags.isolated
 SUMMARY = "run a script or module with managed memory on"
 
 
@@ -106,20 +108,14 @@ def _fresh_main() -> types.ModuleType:
     return module
 
 
-def _set_path0(path: str) -> None:
-    """Replaces the current directory, which `python -m` put first in sys.path, by `path`."""
-    if getattr(sys.flags, "safe_path", False) or sys.flags.isolated:
-        return
-    sys.path[0] = path
-
-
 def _run_script(script: str) -> None:
     # Like the interpreter, only join: it does not normalise the path.
     path = os.path.join(os.getcwd(), script)
     if pkgutil.get_importer(path) is not None:  # a directory, or an archive
-        sys.path.insert(0, path)
-        if not (getattr(sys.flags, "safe_path", False) or sys.flags.isolated):
-            del sys.path[1]
+        if _IS_SAFE_PATH:
+            sys.path.insert(0, path)
+        else:
+            sys.path[0] = path
         _fresh_main()
         _run_as_main("__main__", False)
         return
@@ -132,7 +128,8 @@ def _run_script(script: str) -> None:
             file=sys.stderr,
         )
         raise SystemExit(2) from None
-    _set_path0(os.path.dirname(os.path.realpath(path)))
+    if not _IS_SAFE_PATH:
+        sys.path[0] = os.path.dirname(os.path.realpath(path))
     module = _fresh_main()
     module.__file__ = path
     module.__dict__.update(__cached__=None)

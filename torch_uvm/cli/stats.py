@@ -11,37 +11,25 @@ import torch
 from torch_uvm import _C
 
 
-def collect_stats() -> dict[str, Any]:
-    """Memory statistics and, on the emulated accelerator, its counters and timelines, as plain data.
-
-    Returns:
-        ``backend``: "emulated", "cuda" or "none". ``limit``, ``managed_bytes``, ``peak_managed_bytes``:
-        managed memory taken from the runtime, in bytes. ``memory``: as `torch_uvm.memory.memory_stats`,
-        over all homes. ``residency``: as `torch_uvm.stats`, with devices by their index.
-        ``emulated``: None, or a dictionary with ``time_us`` (modelled), ``counters`` of all devices
-        together, and ``devices``: for each its ``memory`` in bytes, ``counters``, ``resident_bytes``,
-        ``peak_resident_bytes``, and ``timeline``, a list of [modelled microseconds, resident managed
-        bytes, plain device bytes, managed bytes in all].
-    """
-    backend = _C.backend()
-    return {
-        "backend": backend,
-        "limit": _C.get_limit(),
-        "managed_bytes": _C.managed_bytes(),
-        "peak_managed_bytes": _C.peak_managed_bytes(),
-        "memory": dict(_C.memory_stats(None)),
-        "residency": dict(_C.residency_stats()),
-        "emulated": _emulated() if backend == "emulated" else None,
-    }
-
-
 def write_stats(path: Path) -> None:
-    """Writes `collect_stats` as JSON to ``path``.
+    """Writes `memory_stats()` and `stats()`, and on the emulated accelerator its counters and timelines.
+
+    Bytes, and modelled microseconds. A point of a timeline is one of `emulated.timeline`.
 
     Raises:
         OSError: the file cannot be written.
     """
-    path.write_text(json.dumps(collect_stats()) + "\n")
+    emulated = _C.backend() == "emulated"
+    found = {
+        "backend": _C.backend(),
+        "limit": _C.get_limit(),
+        "managed_bytes": _C.managed_bytes(),
+        "peak_managed_bytes": _C.peak_managed_bytes(),
+        "memory": _C.memory_stats(None),
+        "residency": _C.residency_stats(),
+        "emulated": _emulated() if emulated else None,
+    }
+    path.write_text(json.dumps(found) + "\n")
 
 
 def _emulated() -> dict[str, Any]:
@@ -49,11 +37,11 @@ def _emulated() -> dict[str, Any]:
         {
             "index": index,
             "memory": _C.device_properties(index)["total_memory"],
-            "counters": dict(_C.emu_counters(index)),
+            "counters": _C.emu_counters(index),
             "resident_bytes": _C.emu_resident_bytes(index),
             "peak_resident_bytes": _C.emu_peak_resident_bytes(index),
-            "timeline": [list(sample) for sample in _C.emu_timeline(index)],
+            "timeline": _C.emu_timeline(index),
         }
         for index in range(torch.accelerator.device_count())
     ]
-    return {"time_us": _C.emu_time_us(), "counters": dict(_C.emu_counters(None)), "devices": devices}
+    return {"time_us": _C.emu_time_us(), "counters": _C.emu_counters(None), "devices": devices}

@@ -49,20 +49,11 @@ class ResidencySample(NamedTuple):
     managed_bytes: int  #: managed bytes allocated in total, wherever they are
 
 
-def _emu_index(device: torch.device | str | int | None) -> int | None:
-    if device is None:
-        return None
+def _index(device: torch.device | str | int) -> int:
     meant = resolve_device(device)
     if meant.type == "cpu":
         raise ValueError(f"device is {show(device)}; accepted: an emulated device")
     return meant.index
-
-
-def _needed_index(device: torch.device | str | int) -> int:
-    index = _emu_index(device)
-    if index is None:
-        raise TypeError("device is None (NoneType); accepted: an emulated device")
-    return index
 
 
 @exact_keywords
@@ -136,7 +127,7 @@ def counters(device: torch.device | str | int | None = None) -> dict[str, int]:
     Raises:
         TypeError, ValueError: another device.
     """
-    return _C.emu_counters(_emu_index(device))
+    return _C.emu_counters(None if device is None else _index(device))
 
 
 @exact_keywords
@@ -147,28 +138,14 @@ def reset_counters() -> None:
 
 @exact_keywords
 def resident_bytes(device: torch.device | str | int = 0) -> int:
-    """Managed bytes resident on the device now; modelled.
-
-    Args:
-        device: an emulated device or its index.
-
-    Raises:
-        TypeError, ValueError: another device, or none.
-    """
-    return _C.emu_resident_bytes(_needed_index(device))
+    """Managed bytes resident on an emulated device now; modelled. Errors as those of `counters`."""
+    return _C.emu_resident_bytes(_index(device))
 
 
 @exact_keywords
 def max_resident_bytes(device: torch.device | str | int = 0) -> int:
-    """The most managed bytes resident on the device since the last `reset_counters`; modelled.
-
-    Args:
-        device: an emulated device or its index.
-
-    Raises:
-        TypeError, ValueError: another device, or none.
-    """
-    return _C.emu_peak_resident_bytes(_needed_index(device))
+    """The most of them since the last `reset_counters`; modelled. Errors as those of `counters`."""
+    return _C.emu_peak_resident_bytes(_index(device))
 
 
 @exact_keywords
@@ -179,15 +156,11 @@ def time_us() -> float:
 
 @exact_keywords
 def timeline(device: torch.device | str | int = 0) -> list[ResidencySample]:
-    """Residency of a device over modelled time, oldest first; a few thousand points at most.
+    """Residency of an emulated device over modelled time, oldest first; a few thousand points at most.
 
-    Args:
-        device: an emulated device or its index.
-
-    Raises:
-        TypeError, ValueError: another device, or none.
+    Errors as those of `counters`.
     """
-    return [ResidencySample(*point) for point in _C.emu_timeline(_needed_index(device))]
+    return [ResidencySample(*point) for point in _C.emu_timeline(_index(device))]
 
 
 @exact_keywords

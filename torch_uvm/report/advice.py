@@ -91,15 +91,7 @@ def _of_transfers(facts: Facts) -> Iterator[Advice]:
             "The engine learns its schedule from a step that repeats. Until then tensors are fetched on "
             "demand. In a step without an optimizer (evaluation), torch_uvm.step() marks the end.",
         )
-    elif later_hits and share < 0.05:
-        yield Advice(
-            "good",
-            "planned",
-            "Steps come as planned",
-            f"{int(misses - later_misses)} of {int(misses)} misses were in the first half of the steps. The "
-            "engine learns its schedule in the first steps.",
-        )
-    elif steps >= _FEW_STEPS:
+    elif steps >= _FEW_STEPS and share >= 0.05:
         yield Advice(
             "act",
             "misses",

@@ -10,44 +10,30 @@ DOCUMENT = """\
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>torch_uvm: {{ title }}</title>
 <style>
-:root { color-scheme: light dark; --paper: #fbfbf9; --card: #ffffff; --ink: #1c2330; --soft: #5b6575;
-  --rule: #dfe3e8; --resident: #2a6f97; --host: #d8a24a; --budget: #c1121f; --in-place: #606c38;
-  --good: #2d6a4f; --act: #b3541e; }
-@media (prefers-color-scheme: dark) {
-  :root { --paper: #14181f; --card: #1c222c; --ink: #e6e9ee; --soft: #9aa5b4; --rule: #323a47;
-  --resident: #5fa8d3; --host: #e9c46a; --budget: #ff6b6b; --in-place: #a3b18a; --good: #74c69d;
-  --act: #f4a261; } }
-* { box-sizing: border-box; }
-body { margin: 0 auto; padding: 28px 24px 60px; max-width: 1000px; background: var(--paper);
-  color: var(--ink); font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif;
-  overflow-wrap: anywhere; }
-h1 { font-size: 23px; line-height: 1.25; margin: 0 0 4px; }
-h2 { font-size: 17px; margin: 34px 0 10px; }
-p { margin: 6px 0; } .soft, figcaption, dt, thead, code.source { color: var(--soft); }
-dl div, ul.advice li, figure, table { background: var(--card); border: 1px solid var(--rule);
-  border-radius: 8px; padding: 10px 14px; }
+:root { color-scheme: light dark; font: 15px/1.5 system-ui, sans-serif; overflow-wrap: anywhere;
+  --soft: light-dark(#5b6575, #9aa5b4); --rule: light-dark(#dfe3e8, #323a47); }
+body { margin: 0 auto; padding: 28px 24px 60px; max-width: 1000px; }
+h1, h2 { margin: 30px 0 10px; } dd, figcaption, p { margin: 4px 0; }
+.soft, figcaption, dt, small, thead, code.source { color: var(--soft); }
+dl div, ul.advice li, figure, table { border: 1px solid var(--rule); border-radius: 8px; padding: 10px 14px; }
 dl { display: grid; grid-template-columns: repeat(auto-fill, minmax(176px, 1fr)); gap: 12px; }
-dt, figcaption { font-size: 13px; }
-dd { margin: 0; font-size: 20px; font-weight: 600; }
-dd small { display: block; font-size: 12.5px; font-weight: 400; color: var(--soft); }
-ul.advice { list-style: none; margin: 0; padding: 0; }
+dd { font-size: 20px; font-weight: 600; } small, dt, figcaption, table { font-size: 13px; }
+dd small, ul.advice b, code.source { display: block; }
+ul.advice { list-style: none; padding: 0; }
 ul.advice li { border-left: 5px solid var(--soft); margin: 8px 0; }
-ul.advice li.act { border-left-color: var(--act); } ul.advice li.good { border-left-color: var(--good); }
-ul.advice b { display: block; }
-figure { margin: 0 0 14px; }
+ul.advice li.act { border-left-color: #b3541e; } ul.advice li.good { border-left-color: #2d6a4f; }
+figure { margin: 0 0 14px; } svg { display: block; }
 figcaption i { display: inline-block; width: 14px; margin: 0 5px 4px 12px; border-top: 3px solid; }
-svg { display: block; width: 100%; height: auto; }
 svg text { fill: var(--soft); font-size: 12px; }
 polyline { fill: none; stroke: currentColor; stroke-width: 1.6; } line { stroke: currentColor; }
-.resident, .managed, .to-device { color: var(--resident); } .host, .back { color: var(--host); }
-.in-place { color: var(--in-place); } .grid { color: var(--rule); } .axis { color: var(--soft); }
-.budget { color: var(--budget); stroke-dasharray: 7 4; border-top-style: dashed !important; }
+.resident, .managed, .to-device { color: #3a86b8; } .host, .back { color: #d8a24a; }
+.in-place { color: #7c8f4e; } .grid { color: var(--rule); } .axis { color: var(--soft); }
+.budget { color: #d62839; stroke-dasharray: 7 4; border-top-style: dashed !important; }
 .step { color: var(--soft); stroke-dasharray: 2 4; border-top-style: dotted !important; }
-table { border-collapse: collapse; width: 100%; font-size: 13.5px; }
+table { border-collapse: collapse; width: 100%; }
 th, td { padding: 6px 9px; border-bottom: 1px solid var(--rule); text-align: left; vertical-align: top; }
-th { font-weight: 600; } th[scope=row] { font-weight: 400; }
+th[scope=row] { font-weight: 400; }
 td.figure, th.figure { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
-code { font: 12.5px ui-monospace, Menlo, Consolas, monospace; } code.source { display: block; }
 </style>
 </head>
 <body>
