@@ -4,15 +4,13 @@
 
 Each program is run dry on the card's profile: those of _wild_programs.py, and the rows of full_card.py. Its
 step is predicted at parts of the peak, in percent. `predicted` is what `plan` says for the faster kind of
-update, `scheduled` the same on a link that nothing slows down, and `bound` lower_bound.py's, which is for
-every policy. Times are in multiples of the step in core. What `predicted` has beyond `scheduled` is what
-copies and kernels cost each other, and the host; what `scheduled` has beyond `bound` is the schedule's.
+update, `scheduled` the same on an idle link that costs operators and the host nothing, and `bound`
+lower_bound.py's, which is for every policy. Times are in multiples of the step in core.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
 import statistics
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -22,18 +20,15 @@ from typing import NamedTuple
 from torch_uvm._tools import plans
 from torch_uvm._tools.card_files import load_card
 from torch_uvm._tools.cards import Card
-from torch_uvm._tools.dry_runs import DryRunError, dry_run
+from torch_uvm._tools.dry_runs import FEWEST, DryRunError, dry_run
+from torch_uvm._tools.link_rates import link_rates
 from torch_uvm._tools.lower_bound import bound
-from torch_uvm._tools.plans import Loop
-from torch_uvm._tools.predictions import predict
+from torch_uvm._tools.plans import Loop, faster
 from torch_uvm._tools.schedules import schedule_of
-from torch_uvm._tools.shared_links import link_rates, predict_on
-from torch_uvm.traces import read_trace
 
 FOLDER = Path(__file__).resolve().parent
 WILD = "t5 unet experts".split()
 REAL = "a b c d e".split()
-STEPS = 4  #: to run dry after the first one
 CHECKS = 32  #: of the bound: 64 give up to a percent more, and take several times as long
 
 
@@ -52,8 +47,9 @@ def loops_of(argv: list[str], card: Card, folder: Path) -> list[Loop]:
     Raises:
         DryRunError, ValueError: it has no plan.
     """
-    found = dry_run(argv, card=card, folder=folder, steps=STEPS)
-    return plans.loops_of(read_trace(found.trace), card, on_gpu=False)
+    found = dry_run(argv, card=card, folder=folder, steps=FEWEST)
+    (trace,) = found.loops()
+    return plans.loops_of(trace, card, on_gpu=False)
 
 
 def rows(loops: Sequence[Loop], parts: Sequence[int]) -> Iterator[Row]:
@@ -61,16 +57,11 @@ def rows(loops: Sequence[Loop], parts: Sequence[int]) -> Iterator[Row]:
     whole = loops[0]
     for part in parts:
         budget = whole.memory.peak_bytes * part // 100
-        predicted = scheduled = math.inf
-        for loop in loops:
-            try:
-                schedule = schedule_of(loop.trace, budget - loop.memory.added_bytes)
-                predicted = min(predicted, predict_on(schedule, loop.card, loop.host_ms).step_ms)
-                scheduled = min(scheduled, predict(schedule, link_rates(loop.card)).step_ms)
-            except ValueError:  # an operator exceeds the budget
-                continue
-        if predicted < math.inf:
-            core, rates = whole.in_core_ms, link_rates(whole.card)
+        predicted = faster([it.point(budget) for it in loops]).step_ms
+        room, rates = budget - whole.memory.added_bytes, link_rates(whole.card)
+        scheduled = min(schedule_of(it.trace, room, rates=rates).predicted_ms for it in loops)
+        if predicted is not None:
+            core = whole.in_core_ms
             least = bound(whole.trace, budget, whole.whole.in_core_ms, rates, CHECKS)["bound_ms"]
             yield Row(part, *(max(each, core) / core for each in (predicted, scheduled, least)))
 

@@ -1,18 +1,14 @@
-"""An independent check of a schedule and its prediction: it shares no code with what makes them.
+"""An independent check of a schedule: it shares no code with what makes it.
 
-For each value the walk below knows where it is. `predict` knows at each time what is on the device.
+For each value the walk below knows where it is.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from torch_uvm._tools.link_lanes import H200, LinkRates
-from torch_uvm._tools.predictions import Prediction, Span
-from torch_uvm._tools.schedules import Schedule, Transfer
-
-_TINY_MS = 1e-6
+from torch_uvm._tools.schedules import Schedule
 
 
 def check_schedule(schedule: Schedule) -> list[str]:
@@ -77,68 +73,3 @@ def _lives(schedule: Schedule) -> Iterator[tuple[list[tuple[int, str]], bool]]:
         # Where the last event leaves it, the next iteration finds it.
         last = next((what for _, what in reversed(ordered) if what != "use"), "create")
         yield ordered, last in ("evict", "free", "use in place")
-
-
-def check_prediction(schedule: Schedule, found: Prediction, rates: LinkRates | None = None) -> list[str]:
-    """What is wrong with the times of a prediction; empty: nothing.
-
-    Operators and each direction of the link do one thing at a time, no faster than their rates, and both
-    directions carry no more than the link does. A fetch ends before its operator begins, a write-back begins
-    behind its own.
-    """
-    rates = rates or H200
-    problems = [
-        f"{name}: number {after.number} begins before number {before.number} ends"
-        for name, lane in (("operators", found.compute), ("in", found.into), ("out", found.out))
-        for before, after in zip(lane, lane[1:], strict=False)
-        if after.begin_ms < before.end_ms - _TINY_MS
-    ]
-    for lane, rate in ((found.into, rates.into), (found.out, rates.out)):
-        for it in lane:
-            size = schedule.values[schedule.transfers[it.number].value].bytes
-            if (it.end_ms - it.begin_ms) * rate / 1e3 < size * (1 - 1e-9):
-                problems.append(f"transfer {it.number} is faster than the link")
-    problems += _too_much(schedule, found, rates)
-    problems += _late(schedule, found)
-    for at, span in enumerate(found.compute):
-        if span.end_ms - span.begin_ms < schedule.operators[at].ms - _TINY_MS:
-            problems.append(f"operator {at} is faster than with all operands on the device")
-    return problems
-
-
-def _too_much(schedule: Schedule, found: Prediction, rates: LinkRates) -> Iterator[str]:
-    """Times from an idle link to the next idle link in which more crosses than the link carries."""
-    busy: list[list[float]] = []  # begin, end, bytes
-    for it in sorted([*found.into, *found.out], key=lambda span: span.begin_ms):
-        if not busy or it.begin_ms > busy[-1][1] + _TINY_MS:
-            busy.append([it.begin_ms, it.end_ms, 0.0])
-        busy[-1][1] = max(busy[-1][1], it.end_ms)
-        busy[-1][2] += schedule.values[schedule.transfers[it.number].value].bytes
-    for begin, end, moved in busy:
-        if moved > (end - begin) / 1e3 * rates.together * (1 + 1e-9):
-            yield f"both directions carry {moved:.0f} bytes from {begin:.3f} to {end:.3f} ms"
-
-
-def _late(schedule: Schedule, found: Prediction) -> Iterator[str]:
-    """Transfers on the wrong side of an operator. What began in the iteration before is not judged."""
-
-    def ends_behind(lane: Sequence[Span]) -> Iterator[tuple[Span, Span]]:
-        for it in lane:
-            if it.begin_ms >= 0:
-                yield it, found.compute[schedule.transfers[it.number].after]
-
-    for it, trigger in ends_behind([*found.into, *found.out]):
-        if trigger.end_ms > it.begin_ms + _TINY_MS and trigger.begin_ms <= it.begin_ms:
-            yield f"transfer {it.number} begins before operator {trigger.number} ends"
-    for it in found.into:
-        transfer = schedule.transfers[it.number]
-        before = next_user(schedule, transfer)
-        need = found.compute[before]
-        if before > transfer.after and it.begin_ms >= 0 and need.begin_ms < it.end_ms - _TINY_MS:
-            yield f"transfer {it.number} ends behind the begin of operator {before}"
-
-
-def next_user(schedule: Schedule, fetch: Transfer) -> int:
-    """The operator that a fetch is for."""
-    users = [at for at, op in enumerate(schedule.operators) if fetch.value in {use.value for use in op.uses}]
-    return min(users, key=lambda at: (at - fetch.after - 1) % len(schedule.operators))

@@ -10,16 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from _schedule_check import check_schedule
 
 from torch_uvm import cli
 from torch_uvm._tools.card_files import load_card
 from torch_uvm._tools.deferred_traces import deferred as derived
+from torch_uvm._tools.link_rates import link_rates, rates_of_engine
 from torch_uvm._tools.plans import DEFERRED, IN_PLACE, Loop, automatic_budgets, make_plan, room_of
-from torch_uvm._tools.predictions import predict
 from torch_uvm._tools.replaced_storages import freed_before_replaced
-from torch_uvm._tools.schedules import Operator, Schedule, Transfer, Use, Value, schedule_of
-from torch_uvm._tools.shared_links import predict_on
+from torch_uvm._tools.schedules import schedule_of
 from torch_uvm.traces import Trace, read_trace
 
 TRACES = Path(__file__).resolve().parent.parent / "benchmarks" / "traces"
@@ -155,69 +153,32 @@ class TestDeferred:
         assert derived(read_trace(path)) is None
 
 
-class TestSharedLinks:
-    """What `predict_on` changes of `predict`."""
+class TestRates:
+    """What a prediction takes into account beside an idle link."""
 
-    def schedule(self, trace: Trace, part: float) -> Schedule:
-        return schedule_of(trace, int(part * GIB))
+    def step_ms(self, trace: Trace, budget: int, **given: Any) -> float:
+        return schedule_of(trace, budget, **given).predicted_ms
 
-    def test_an_idle_link_is_not_corrected(self, trace: Trace) -> None:
-        schedule = self.schedule(trace, 100)
-        assert predict_on(schedule, load_card("h200")).step_ms == pytest.approx(predict(schedule).step_ms)
+    def test_without_transfers_nothing_is_slower(self, trace: Trace) -> None:
+        card = load_card("h200")
+        steps = [self.step_ms(trace, 100 * GIB, rates=of(card)) for of in (link_rates, rates_of_engine)]
+        assert steps[0] == pytest.approx(steps[1])
 
-    def test_busy_links_are_slower(self, trace: Trace) -> None:
-        for part in (4, 2, 1):
-            schedule = self.schedule(trace, part)
-            found = predict_on(schedule, load_card("h200"))
-            assert found.step_ms > predict(schedule).step_ms
+    @pytest.mark.parametrize("part", [4, 2, 1])
+    def test_the_engine_reaches_less_than_an_idle_link(self, trace: Trace, part: int) -> None:
+        card = load_card("h200")
+        steps = [self.step_ms(trace, part * GIB, rates=of(card)) for of in (link_rates, rates_of_engine)]
+        assert steps[0] < steps[1] < 2 * steps[0]
+
+    def test_a_slower_link_takes_longer(self, trace: Trace) -> None:
+        cards = map(load_card, ("gh200", "h200", "t4"))
+        steps = [self.step_ms(trace, GIB, rates=rates_of_engine(card)) for card in cards]
+        assert steps == sorted(steps) and steps[2] > 2 * steps[1]
 
     def test_the_host_counts_if_it_takes_longer(self, trace: Trace) -> None:
-        schedule = self.schedule(trace, 2)
-        device = predict_on(schedule, load_card("h200"))
-        host = predict_on(schedule, load_card("h200"), host_ms=10_000)
-        assert device.step_ms == device.device.step_ms
-        assert host.step_ms == host.host_ms > 10_000
-
-    @pytest.mark.parametrize(("count", "most"), [(20, 1.25), (1, 1.5)])
-    def test_a_long_operator_hides_less_of_a_copy(self, count: int, most: float) -> None:
-        """20 ms of operators, and a copy of 10 ms beside them."""
-        use = Use(0, writes=False, creates=False, in_place=False)
-        beside = tuple(Operator("attention", 20.0 / count, (), ()) for _ in range(count))
-        short = Operator("other", 1.0, (), ())
-        first, last = (Operator("linear", 1.0, (use,), ()) for _ in range(2))
-        operators = (first, short, short, *beside, last)
-        transfers = (
-            Transfer("drop", 0, after=0),
-            Transfer("fetch", 0, after=1),
-        )
-        value = Value(GIB // 2, is_persistent=True)
-        schedule = Schedule(4 * GIB, operators, (value,), transfers)
-        assert not check_schedule(schedule)
-        ratio = predict_on(schedule, load_card("h200")).step_ms / predict(schedule).step_ms
-        assert most - 0.25 < ratio < most
-
-    @pytest.mark.parametrize("is_used_again", [False, True])
-    def test_writes_in_place_that_nobody_reads_take_no_time(self, is_used_again: bool) -> None:
-        """An optimizer may write to gradients, by its schema, and seldom does."""
-        gradient, size = 0, 1 << 30
-        made = Use(gradient, writes=True, creates=True, in_place=False)
-        on_host = Use(gradient, writes=True, creates=False, in_place=True)
-        last = Use(gradient, writes=False, creates=False, in_place=True)
-        operators = (
-            Operator("backward", 1.0, (made,), ()),
-            Operator("optimizer", 1.0, (on_host,), () if is_used_again else (gradient,)),
-            Operator("norm", 1.0, (last,) if is_used_again else (), (gradient,) if is_used_again else ()),
-        )
-        leaves = Transfer("write_back", gradient, after=0)
-        schedule = Schedule(4 * GIB, operators, (Value(size, is_persistent=False),), (leaves,))
-        assert not check_schedule(schedule)
-        card = load_card("h200")
-        found = predict_on(schedule, card).device.compute[1]
-        read, written = size / card.in_place * 1e3, size / (card.in_place_written or 0) * 1e3
-        if is_used_again:  # half of the bytes are written
-            assert found.end_ms - found.begin_ms == pytest.approx((read + written) / 2)
-        else:
-            assert found.end_ms - found.begin_ms == pytest.approx(read)
+        rates = rates_of_engine(load_card("h200"))
+        assert self.step_ms(trace, 2 * GIB, host_ms=10_000, rates=rates) == pytest.approx(10_000, rel=0.01)
+        assert self.step_ms(trace, 2 * GIB, host_ms=1, rates=rates) < 1_000
 
 
 def test_a_replaced_storage_is_freed_before_its_successor_is_made(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def test_an_unchanged_script(tmp_path: Path) -> None:
         (HEAD + "torch.cuda.CUDAGraph()", (), ["at train.py:9", "needs a real GPU", "--from"]),
         ("raise SystemExit(3)", (), ["exited with status 3"]),
         ("print('done')", (), ["used no accelerator", "done"]),
-        (HEAD + LOOP, ("3",), ["ended after 3 steps", "needs 5", "Let it run longer"]),
+        (HEAD + LOOP, ("2",), ["ended after 2 steps", "needs 3", "Let it run longer"]),
         (
             HEAD + LOOP.replace("loss = model", "for _ in range(step): x = x * 2\n    loss = model"),
             (),

@@ -1,6 +1,7 @@
 // Binding of the residency policy, to make schedules from recorded traces.
 #include <pybind11/stl.h>
 
+#include <array>
 #include <functional>
 #include <optional>
 #include <string>
@@ -84,6 +85,7 @@ py::dict as_dict(const Followed& followed, std::size_t capacity) {
   dict["operators"] = iteration.size();
   dict["steps"] = iteration.steps;
   dict["capacity"] = capacity;
+  dict["predicted_ms"] = followed.schedule.predicted_ms;
   py::list values;
   for (const Value& value : iteration.values) {
     values.append(py::make_tuple(value.bytes, value.created_at == kNone));
@@ -134,9 +136,11 @@ std::optional<Followed> decide(const std::vector<TracedOperator>& operators, con
 
 /// \param ms durations of the operators
 /// \param host_ms what the program takes the host to queue those of a step
+/// \param rates those of LinkRates, in its order
 py::object schedule_of(const std::vector<TracedOperator>& operators, const std::vector<double>& ms, std::size_t budget,
-                       double host_ms) {
+                       double host_ms, const std::array<double, 6>& rates) {
   PolicyOptions options;
+  options.rates = {rates[0], rates[1], rates[2], rates[3], rates[4], rates[5]};
   options.budget = budget - kStagingSlots * default_slot_bytes(budget);
   options.reserve = options.budget / kReserveShare;
   const auto found = without_gil([&] { return decide(operators, ms, host_ms, options); });
@@ -146,8 +150,8 @@ py::object schedule_of(const std::vector<TracedOperator>& operators, const std::
 } // namespace
 
 void bind_schedules(pybind11::module_& module) {
-  module.def("schedule_of", &schedule_of, py::arg("operators"), py::arg("ms"), py::arg("budget"),
-             py::arg("host_ms") = 0.0, no_gil_inside);
+  module.def("schedule_of", &schedule_of, py::arg("operators"), py::arg("ms"), py::arg("budget"), py::arg("host_ms"),
+             py::arg("rates"), no_gil_inside);
 }
 
 } // namespace torch_uvm

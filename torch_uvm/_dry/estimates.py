@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,7 +17,6 @@ from torch import Tensor, nn
 from torch_uvm import _C
 from torch_uvm._util.arguments import byte_count, exact_keywords
 
-_STEPS = 4  # of which a schedule can be made
 _MOST_LINES = 8
 
 
@@ -84,9 +85,8 @@ def estimate_memory(
         ValueError: an unknown card or size.
         RuntimeError: a function raised, or this process has used its accelerator.
     """
-    from torch_uvm._tools.access_traces import read_trace
     from torch_uvm._tools.card_files import load_card
-    from torch_uvm._tools.dry_runs import dry_fork
+    from torch_uvm._tools.dry_runs import STEPS, dry_fork
     from torch_uvm._tools.plans import loops_of, make_plan
 
     of = load_card(card)
@@ -94,18 +94,24 @@ def estimate_memory(
     with tempfile.TemporaryDirectory(prefix="torch_uvm-estimate-") as scratch:
         folder = Path(scratch)
 
-        def run(progress: int) -> None:
+        def run(progress: int, steps: int) -> None:
             from torch_uvm._dry.child import run_here
             from torch_uvm._dry.run import Run
 
             _use_the_emulated_accelerator()
             report = os.fdopen(progress, "w", buffering=1)
             run_here(
-                Run(folder, _STEPS, [of], report), lambda: _train(model_fn, sample_fn, optimizer_fn), folder
+                Run(folder, steps, [of], report), lambda: _train(model_fn, sample_fn, optimizer_fn), folder
             )
 
-        found = dry_fork(run, folder=folder)
-        loops = loops_of(read_trace(found.trace), of, on_gpu=False)
+        for steps in STEPS:
+            found = dry_fork(functools.partial(run, steps=steps), folder=folder)
+            with contextlib.suppress(ValueError):
+                (trace,) = found.loops()
+                loops = loops_of(trace, of, on_gpu=False)
+                break
+        else:
+            raise ValueError("no iteration repeats: give all batches the same shapes")
     plan = make_plan(loops, asked, peak_bytes=found.peak_bytes)
     return MemoryEstimate(
         of.name,

@@ -106,13 +106,14 @@ class Run:
         """Writes the traces with the cards' times, and the result. Leaves the process."""
         peak = _peak()
         allocation_sites.stop()
-        last_ms = None
+        last_step, last_ms = 0, None
         if self._recording is not None:
             self._recording.stop()
-            last_ms = self._time_traces()
+            last_step, last_ms = self._time_traces()
         sites = sorted(allocation_sites.storages(), key=lambda it: -it.most_bytes)[:_MOST_SITES]
         found = {
             "steps": max(self._done - self._warm, 0),
+            "last_step": last_step,
             "peak_bytes": max(self._before, peak),
             "step_peak_bytes": peak,
             "step_ms": last_ms,
@@ -148,22 +149,24 @@ class Run:
         sys.stderr.flush()
         os._exit(0)  # no handlers: they could write files from tensors that have no values
 
-    def _time_traces(self) -> float | None:
-        """Replaces the recorded times by each card's. Returns those of the first card's last step, in ms."""
+    def _time_traces(self) -> tuple[int, float | None]:
+        """Replaces the recorded times by each card's. Returns the operators of the last step, and what they
+        take on the first card, in ms."""
         with open(self._raw, encoding="utf-8") as file:
-            lines = [line for line in file if not line.startswith('{"ran"')]
+            lines = [line for line in file if not line.startswith(('{"ran"', '{"held"'))]
         begins = [json.loads(line)["time"] for line in lines if line.startswith('{"operator"')]
+        first, end = (bisect.bisect(begins, it) for it in ([0.0, *self._ends_us])[-2:])
         steps = []
         for number, card in enumerate(self._cards):
             durations = durations_us(self.mode.timeline.kernels, begins, card.host_us, number)
             with open(self._folder / trace_name(number), "w", encoding="utf-8") as out:
                 out.writelines(lines)
-                for at, us in enumerate(durations):
-                    out.write(f'{{"ran": {at}, "operators": 1, "us": {us:.3f}}}\n')
-            first, end = (bisect.bisect(begins, it) for it in self._ends_us[-2:])
+                out.writelines(
+                    f'{{"ran": {at}, "operators": 1, "us": {us:.3f}}}\n' for at, us in enumerate(durations)
+                )
             steps.append(sum(durations[first:end]) / 1e3)
         os.unlink(self._raw)
-        return steps[0] if self._done >= 2 else None
+        return len(begins) - first, steps[0] if self._done >= 2 else None
 
 
 def as_on_cuda() -> torch.library.Library:

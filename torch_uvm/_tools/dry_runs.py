@@ -14,8 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch_uvm._tools.access_traces import Trace, read_trace
 from torch_uvm._tools.cards import Card
+from torch_uvm._tools.repeated_steps import repeated
 
+#: Steps of which a schedule can be made.
+FEWEST = 4
+#: Steps to run after the first one, tried in turn. Two that are alike make a loop. If they are not, updates
+#: of single tensors may look like a loop of their own at first.
+STEPS = (2, FEWEST, 4 * FEWEST)
 _UNCERTAIN = 0.1  # of the peak
 _MEMORY = "64TiB"  # of the emulated device: a dry run asks what a script needs, not whether it fits
 
@@ -65,7 +72,8 @@ class DryRun:
     Args:
         traces: by card, a timed trace (docs/annex.md) of the steps after the first one, without transfers.
             Each operator is a group of its own, whose time is the card's.
-        steps: how many steps the trace has, by optimizers. A schedule needs four.
+        steps: how many steps the trace has, by optimizers.
+        last_step: operators of the last one.
         peak_bytes: the most bytes that were allocated on the device at once, since the script began.
         step_peak_bytes: the same of the steps after the first.
         step_ms: the device's time of the trace's last step.
@@ -78,6 +86,7 @@ class DryRun:
 
     traces: tuple[Path, ...]
     steps: int
+    last_step: int
     peak_bytes: int
     step_peak_bytes: int
     step_ms: float
@@ -91,6 +100,23 @@ class DryRun:
     def trace(self) -> Path:
         """The first card's."""
         return self.traces[0]
+
+    def loops(self) -> list[Trace]:
+        """By card, a trace with as many steps as a schedule needs: if it has fewer, the last one goes on.
+
+        Raises:
+            ValueError: there are fewer, and they differ.
+        """
+        found = []
+        for path in self.traces:
+            trace = read_trace(path)
+            if trace.operators and self.steps < FEWEST:
+                longer = repeated(trace, self.last_step, FEWEST - self.steps)
+                if longer is None:
+                    raise ValueError("its steps differ")
+                trace = longer
+            found.append(trace)
+        return found
 
     @property
     def is_estimate(self) -> bool:

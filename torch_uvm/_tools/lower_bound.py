@@ -30,7 +30,7 @@ import numpy as np
 from torch_uvm._tools.access_traces import Trace
 from torch_uvm._tools.budget_checks import Segments, more_checks, spread_checks
 from torch_uvm._tools.linear_programme import LinearProgramme, Terms
-from torch_uvm._tools.link_lanes import H200, LinkRates
+from torch_uvm._tools.link_rates import H200, LinkRates
 from torch_uvm._tools.timed_iteration import Iteration, iteration_of
 
 _SCALE = 1e6  # bytes in a unit of the programme

@@ -11,9 +11,9 @@ from torch_uvm._tools.access_traces import Trace
 from torch_uvm._tools.cards import Card
 from torch_uvm._tools.deferred_traces import deferred
 from torch_uvm._tools.held_traces import device_times
+from torch_uvm._tools.link_rates import rates_of_engine
 from torch_uvm._tools.replaced_storages import freed_before_replaced
 from torch_uvm._tools.schedules import Schedule, schedule_of
-from torch_uvm._tools.shared_links import predict_on
 from torch_uvm._tools.trace_memory import TraceMemory, host_share, memory_of
 
 MIB = 1 << 20
@@ -22,6 +22,8 @@ KNEE = 1.1  #: multiple of the step in core
 _EVERYTHING = 1 << 52  # a budget that everything fits in
 _PARTS = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 8.0)  # of the peak, for budgets "auto"
 _SPARE = 21 / 20  # a 32nd of a budget is for staging, and a 64th is a reserve (docs/plan.md)
+#: The host's time for the engine at an operator ("operators" in benchmarks/results/residency.json).
+_OPERATOR_MS = 1.8e-3
 _REFINED = 3  # budgets more, to find the knee
 
 IN_PLACE, DEFERRED = "in place", "deferred"
@@ -129,15 +131,18 @@ class Loop:
         room = budget - self.memory.added_bytes  # a schedule counts storages, an allocator blocks
         if room <= 0:
             return Point(budget, None, note="too small")
-        try:
-            schedule = schedule_of(self.trace, room, host_ms=self.host_ms)
-            step_ms = predict_on(schedule, self.card, self.host_ms).step_ms
-        except ValueError as error:
-            less = ", or use an optimizer with fused=True" if "_foreach_" in str(error) else ""
-            return Point(budget, None, note=f"too little: {error}. Give more{less}")
+        count = len(self.whole.operators) // self.whole.steps
+        host_ms = self.host_ms + count * _OPERATOR_MS
+        schedule = schedule_of(self.trace, room, host_ms=host_ms, rates=rates_of_engine(self.card))
+        if schedule.predicted_ms == math.inf:
+            name = self.memory.largest_operator[1]
+            less = ", or use an optimizer with fused=True" if "_foreach_" in name else ""
+            return Point(budget, None, note=f"too little: {name} finds no room. Give more{less}")
         moved = (schedule.bytes_of("fetch"), schedule.bytes_of("write_back"), schedule.bytes_in_place())
         into, out, in_place = (each // schedule.steps for each in moved)
-        return Point(budget, max(step_ms, self.in_core_ms), None, optimizer, into, out, in_place)
+        # Where nothing moves, the engine is idle, and the durations have the host's time.
+        step_ms = max(schedule.predicted_ms, self.in_core_ms) if any(moved) else self.in_core_ms
+        return Point(budget, step_ms, None, optimizer, into, out, in_place)
 
 
 def loops_of(trace: Trace, card: Card, on_gpu: bool = True) -> list[Loop]:

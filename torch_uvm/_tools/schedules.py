@@ -13,6 +13,7 @@ from typing import Any
 from torch_uvm import _C
 from torch_uvm._tools.access_traces import Trace
 from torch_uvm._tools.held_traces import device_times
+from torch_uvm._tools.link_rates import H200, LinkRates
 from torch_uvm._tools.operator_times import operator_times
 
 
@@ -66,6 +67,7 @@ class Schedule:
     Args:
         capacity: the part of the budget for storages. The rest is for staging, and a reserve against
             fragments.
+        predicted_ms: of a step that follows it; infinite if an operator or a fetch finds no room.
         steps: of the loop. Two, if storages of a step last until those of the next one have been made.
     """
 
@@ -73,6 +75,7 @@ class Schedule:
     operators: tuple[Operator, ...]
     values: tuple[Value, ...]
     transfers: tuple[Transfer, ...]
+    predicted_ms: float
     steps: int = 1
 
     @property
@@ -90,7 +93,9 @@ class Schedule:
         return sum(self.values[use.value].bytes for use in uses)
 
 
-def schedule_of(trace: Trace, budget: int, step_ms: float | None = None, host_ms: float = 0.0) -> Schedule:
+def schedule_of(
+    trace: Trace, budget: int, step_ms: float | None = None, host_ms: float = 0.0, rates: LinkRates = H200
+) -> Schedule:
     """The schedule that the engine follows at the end of a trace: of those it makes, the one that is
     predicted to be fastest.
 
@@ -102,6 +107,7 @@ def schedule_of(trace: Trace, budget: int, step_ms: float | None = None, host_ms
         budget: bytes of device memory, as for `enable`.
         step_ms: a measured step in core, to which durations are scaled. None: as recorded.
         host_ms: the host's time to queue the operators of a step.
+        rates: of the link, for the predictions.
 
     Raises:
         ValueError: storages of several devices; no iteration that repeats; no durations.
@@ -110,16 +116,16 @@ def schedule_of(trace: Trace, budget: int, step_ms: float | None = None, host_ms
         raise ValueError("the trace has storages of more than one device")
     operators = traced(trace)
     times = operator_times(trace, 0, len(trace.operators), None if trace.groups else step_ms)
-    found = _made(operators, times, budget, host_ms)
+    found = _made(operators, times, budget, host_ms, rates)
     held = device_times(trace, found["operators"])
     if held.first is not None:
         times = operator_times(held.trace, 0, len(trace.operators))
-        found = _made(operators, times, budget, host_ms)
+        found = _made(operators, times, budget, host_ms, rates)
     first, count = found["first"], found["operators"]
     if step_ms is not None:
         scale = step_ms * found["steps"] / sum(times[first : first + count])
         times = [scale * ms for ms in times]
-        found = _made(operators, times, budget, host_ms)
+        found = _made(operators, times, budget, host_ms, rates)
     names = [op.name for op in trace.operators[first : first + count]]
     return _schedule(found, names, times[first:])
 
@@ -140,13 +146,16 @@ def _schedule(found: dict[str, Any], names: list[str], times: list[float]) -> Sc
         Operator(name, times[at], tuple(uses[at]), tuple(frees[at])) for at, name in enumerate(names)
     )
     transfers = _transfers(operators, found)
-    return Schedule(found["capacity"], operators, tuple(values), transfers, found["steps"])
+    steps = found["steps"]
+    predicted_ms = found["predicted_ms"] / steps
+    return Schedule(found["capacity"], operators, tuple(values), transfers, predicted_ms, steps)
 
 
 def _made(
-    operators: list[tuple[Any, ...]], times: list[float], budget: int, host_ms: float
+    operators: list[tuple[Any, ...]], times: list[float], budget: int, host_ms: float, rates: LinkRates
 ) -> dict[str, Any]:
-    found = _C.schedule_of(operators, times, budget, host_ms)
+    bytes_a_ms = [each / 1e3 for each in (rates.into, rates.out, rates.in_place, rates.together)]
+    found = _C.schedule_of(operators, times, budget, host_ms, [*bytes_a_ms, rates.transfer_ms, rates.slowed])
     if found is None:
         raise ValueError("the trace has no iteration that repeats; record four or more")
     return found

@@ -59,20 +59,27 @@ def memory_of(trace: Trace, whole: Schedule) -> TraceMemory:
     makers: dict[int, str] = {}
     levels: list[int] = []
     at_peak: set[int] = set()
-    peak = 0
+    peak = level = 0
+    for value in alive:
+        level += whole.values[value].bytes
     for iteration in range(2):  # temporaries may live into the next iteration
         levels = []
         for number, op in enumerate(whole.operators):
             for use in op.uses:
-                if use.value not in alive or use.creates:
+                if use.value not in alive:
+                    alive.add(use.value)
                     makers[use.value] = op.name
-                alive.add(use.value)
-            levels.append(sum(whole.values[it].bytes for it in alive))
-            if iteration and levels[-1] > levels[peak]:
+                    level += whole.values[use.value].bytes
+                elif use.creates:
+                    makers[use.value] = op.name
+            levels.append(level)
+            if iteration and level > levels[peak]:
                 peak = number
             if iteration and peak == number:
                 at_peak = set(alive)
-            alive.difference_update(op.frees)
+            freed = alive.intersection(op.frees)
+            alive -= freed
+            level -= sum(whole.values[value].bytes for value in freed)
     recorded = _recorded(trace, whole, first)
     added = max(0, recorded[peak] - levels[peak]) if peak in recorded else 0
     optimizer = _optimizer_of(whole)

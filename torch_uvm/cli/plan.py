@@ -16,9 +16,9 @@ from torch_uvm import _C
 from torch_uvm._tools.access_traces import Trace, read_trace
 from torch_uvm._tools.card_files import card_names, load_card
 from torch_uvm._tools.cards import Card
-from torch_uvm._tools.dry_runs import DryRun, DryRunError, dry_run
+from torch_uvm._tools.dry_runs import FEWEST, STEPS, DryRun, DryRunError, dry_run
+from torch_uvm._tools.link_rates import link_rates
 from torch_uvm._tools.plans import Loop, loops_of, make_plan, room_of
-from torch_uvm._tools.shared_links import link_rates
 from torch_uvm._util.escaping import excerpt, printable
 from torch_uvm._util.files import of_rank, output_argument, rank_here
 from torch_uvm.cli import plan_cards
@@ -29,9 +29,6 @@ from torch_uvm.cli.script_words import split
 SUMMARY = "predict whether a script fits a card, and its step within budgets"
 
 _INTERVALS = 32  #: of the lower bound: 64 give up to a percent more, and take several times as long
-_FEWEST = 4  #: steps of which a schedule can be made
-#: Tried in turn. Updates of single tensors look like a loop of their own at first.
-_STEPS = (_FEWEST, 4 * _FEWEST)
 _NO_SCIPY = "it needs scipy, which is not installed: pip install scipy"
 
 
@@ -67,8 +64,8 @@ def _parser() -> argparse.ArgumentParser:
         "--steps",
         metavar="N",
         type=int,
-        help=f"steps to run dry after the first one, {_FEWEST} or more; unless told {_STEPS[0]}, or "
-        f"{_STEPS[1]} where those show no loop that repeats",
+        help=f"steps to run dry after the first one, {FEWEST} or more; unless told {STEPS[0]}, and up to "
+        f"{STEPS[-1]} where those differ",
     )
     parser.add_argument("--json", metavar="FILE", type=output_argument, help="write the plan, for tools")
     parser.add_argument(
@@ -167,23 +164,24 @@ def _from_script(
         )
     of = " ".join(argv) + ("" if rank_here() is None else f" of rank {rank_here()}")
     with tempfile.TemporaryDirectory(prefix="torch_uvm-plan-") as folder:
-        for steps in _STEPS if arguments.steps is None else (arguments.steps,):
+        for steps in STEPS if arguments.steps is None else (arguments.steps,):
             found = _dry_run(argv, cards, Path(folder), steps)
-            if found.steps < _FEWEST:
-                raise _Failed(
-                    f"the script ended after {1 + found.steps} steps of its optimizer; a plan needs "
-                    f"{1 + _FEWEST}. Let it run longer, for example with more data or epochs"
-                )
-            traces = [read_trace(it) for it in found.traces]
-            if not traces[0].operators:
-                raise ValueError(f"{of}: no operator uses a storage on the device of 256 KiB or more")
             try:
+                traces = found.loops()
+                if not traces[0].operators:
+                    raise ValueError(f"{of}: no operator uses a storage on the device of 256 KiB or more")
                 loops = [
                     loops_of(trace, card, on_gpu=False) for trace, card in zip(traces, cards, strict=True)
                 ]
                 break
             except ValueError as error:
                 differs = f"{of}: {error}"
+            if found.ended and found.steps < FEWEST:
+                raise _Failed(
+                    f"the script ended after {1 + found.steps} steps of its optimizer; a plan needs "
+                    f"{1 + STEPS[0]} of which the last two are alike, or {1 + FEWEST}. Let it run longer, "
+                    f"for example with more data or epochs"
+                )
         else:
             raise _Failed(
                 f"{differs}. {steps} steps were run. If shapes take turns, more steps help: "
@@ -221,10 +219,8 @@ def _last_lines(output: Path, count: int = 20) -> str:
 
 def _records(arguments: argparse.Namespace, words: list[str]) -> list[dict[str, Any]]:
     """The plan, or one for each card."""
-    if arguments.steps is not None and arguments.steps < _FEWEST:
-        raise ValueError(
-            f"--steps {arguments.steps}; expected {_FEWEST} or more, all alike: fewer show no loop"
-        )
+    if arguments.steps is not None and arguments.steps < FEWEST:
+        raise ValueError(f"--steps {arguments.steps}; expected {FEWEST} or more, all alike: fewer show no loop")
     if arguments.cards is not None and arguments.trace is not None:
         raise ValueError("--cards needs a script: a trace has the times of one card")
     is_script = bool(words) or arguments.module is not None
