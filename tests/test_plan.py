@@ -14,10 +14,10 @@ import pytest
 from torch_uvm import cli
 from torch_uvm._tools.card_files import load_card
 from torch_uvm._tools.deferred_traces import deferred as derived
-from torch_uvm._tools.link_rates import link_rates, rates_of_engine
+from torch_uvm._tools.link_rates import LinkRates, link_rates, rates_of_engine
 from torch_uvm._tools.plans import DEFERRED, IN_PLACE, Loop, automatic_budgets, make_plan, room_of
 from torch_uvm._tools.replaced_storages import freed_before_replaced
-from torch_uvm._tools.schedules import schedule_of
+from torch_uvm._tools.schedules import TracedLoop
 from torch_uvm.traces import Trace, read_trace
 
 TRACES = Path(__file__).resolve().parent.parent / "benchmarks" / "traces"
@@ -156,8 +156,8 @@ class TestDeferred:
 class TestRates:
     """What a prediction takes into account beside an idle link."""
 
-    def step_ms(self, trace: Trace, budget: int, **given: Any) -> float:
-        return schedule_of(trace, budget, **given).predicted_ms
+    def step_ms(self, trace: Trace, budget: int, rates: LinkRates, host_ms: float = 0.0) -> float:
+        return TracedLoop(trace).predicted(budget, host_ms, rates).ms
 
     def test_without_transfers_nothing_is_slower(self, trace: Trace) -> None:
         card = load_card("h200")

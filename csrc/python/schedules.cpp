@@ -1,6 +1,7 @@
 // Binding of the residency policy, to make schedules from recorded traces.
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <array>
 #include <functional>
 #include <optional>
@@ -78,42 +79,75 @@ std::vector<std::vector<std::uint32_t>> nested(const Lists& lists, std::uint32_t
   return all;
 }
 
-py::dict as_dict(const Followed& followed, std::size_t capacity) {
-  const Iteration& iteration = followed.schedule.iteration;
+/// The latest operator that has changed the device's copy of what is evicted after a use; kNone: none since it was
+/// fetched.
+std::uint32_t last_write(const Schedule& schedule, std::uint32_t evicted_after) {
+  const Iteration& iteration = schedule.iteration;
+  const std::vector<std::uint32_t>& uses = iteration.uses_of[iteration.uses[evicted_after].value];
+  const auto last = static_cast<std::size_t>(std::ranges::find(uses, evicted_after) - uses.begin());
+  for (std::size_t back = 0; back < uses.size(); ++back) {
+    const std::uint32_t use = uses[(last + uses.size() - back) % uses.size()];
+    if (back > 0 && schedule.evicted_after[use] && !schedule.in_place[use]) {
+      break;
+    }
+    if (!schedule.in_place[use] && (iteration.uses[use].writes || iteration.uses[use].is_creation)) {
+      return iteration.uses[use].op;
+    }
+  }
+  return kNone;
+}
+
+/// \param whole with all values, uses and transfers
+py::dict as_dict(const Followed& followed, std::size_t capacity, bool whole) {
+  const Schedule& schedule = followed.schedule;
+  const Iteration& iteration = schedule.iteration;
   py::dict dict;
   dict["first"] = followed.first;
   dict["operators"] = iteration.size();
   dict["steps"] = iteration.steps;
   dict["capacity"] = capacity;
-  dict["predicted_ms"] = followed.schedule.predicted_ms;
-  py::list values;
+  dict["predicted_ms"] = schedule.predicted_ms;
+  py::list uses, evictions, fetches, values, workspaces;
+  std::size_t in_place = 0, out = 0, into = 0;
+  for (std::uint32_t at = 0; at < iteration.uses.size(); ++at) {
+    const Use& use = iteration.uses[at];
+    const std::size_t bytes = iteration.values[use.value].bytes;
+    in_place += schedule.in_place[at] ? bytes : 0;
+    if (schedule.evicted_after[at] && !schedule.in_place[at]) { // of what is on the device
+      const std::uint32_t written = last_write(schedule, at);
+      out += written == kNone ? 0 : bytes;
+      if (whole) {
+        evictions.append(
+            py::make_tuple(use.value, use.op, written == kNone ? py::none() : py::object(py::int_(written))));
+      }
+    }
+    if (whole) {
+      uses.append(py::make_tuple(use.value, use.op, use.writes, use.is_creation));
+    }
+  }
+  for (const Fetch& fetch : schedule.fetches) {
+    into += iteration.values[fetch.value].bytes;
+    if (whole) {
+      fetches.append(py::make_tuple(fetch.value, fetch.issue));
+    }
+  }
+  dict["bytes"] = py::make_tuple(into, out, in_place);
+  if (!whole) {
+    return dict;
+  }
   for (const Value& value : iteration.values) {
     values.append(py::make_tuple(value.bytes, value.created_at == kNone));
   }
-  dict["values"] = values;
-  py::list uses;
-  std::vector<std::vector<std::uint32_t>> evictions(iteration.size()); // of what is on the device
-  for (std::uint32_t at = 0; at < iteration.uses.size(); ++at) {
-    const Use& use = iteration.uses[at];
-    uses.append(py::make_tuple(use.value, use.op, use.writes, use.is_creation));
-    if (followed.schedule.evicted_after[at] && !followed.schedule.in_place[at]) {
-      evictions[use.op].push_back(use.value);
-    }
-  }
-  dict["uses"] = uses;
-  py::list workspaces;
   for (const Iteration::Op& op : iteration.ops) {
     workspaces.append(op.workspace);
   }
+  dict["values"] = values;
+  dict["uses"] = uses;
+  dict["in_place"] = schedule.in_place;
   dict["workspaces"] = workspaces;
   dict["frees"] = nested(iteration.frees, iteration.size());
-  py::list fetches;
-  for (const Fetch& fetch : followed.schedule.fetches) {
-    fetches.append(py::make_tuple(fetch.value, fetch.issue, fetch.need));
-  }
-  dict["in_place"] = followed.schedule.in_place;
   dict["evictions"] = evictions;
-  dict["write_backs"] = nested(followed.schedule.write_back, iteration.size());
+  dict["write_backs"] = nested(schedule.write_back, iteration.size());
   dict["fetches"] = fetches;
   return dict;
 }
@@ -134,24 +168,33 @@ std::optional<Followed> decide(const std::vector<TracedOperator>& operators, con
   return followed;
 }
 
+/// A recorded trace, of which schedules are made.
+struct TracedLoop {
+  explicit TracedLoop(std::vector<TracedOperator> traced) : operators(std::move(traced)) {}
+  std::vector<TracedOperator> operators;
+};
+
 /// \param ms durations of the operators
 /// \param host_ms what the program takes the host to queue those of a step
 /// \param rates those of LinkRates, in its order
-py::object schedule_of(const std::vector<TracedOperator>& operators, const std::vector<double>& ms, std::size_t budget,
-                       double host_ms, const std::array<double, 6>& rates) {
+/// \return None: no operators repeat
+py::object schedule_of(const TracedLoop& loop, const std::vector<double>& ms, std::size_t budget, double host_ms,
+                       const std::array<double, 6>& rates, bool whole) {
   PolicyOptions options;
   options.rates = {rates[0], rates[1], rates[2], rates[3], rates[4], rates[5]};
   options.budget = budget - kStagingSlots * default_slot_bytes(budget);
   options.reserve = options.budget / kReserveShare;
-  const auto found = without_gil([&] { return decide(operators, ms, host_ms, options); });
-  return found ? py::object(as_dict(*found, options.budget - options.reserve)) : py::none();
+  const auto found = without_gil([&] { return decide(loop.operators, ms, host_ms, options); });
+  return found ? py::object(as_dict(*found, options.budget - options.reserve, whole)) : py::none();
 }
 
 } // namespace
 
 void bind_schedules(pybind11::module_& module) {
-  module.def("schedule_of", &schedule_of, py::arg("operators"), py::arg("ms"), py::arg("budget"), py::arg("host_ms"),
-             py::arg("rates"), no_gil_inside);
+  py::class_<TracedLoop>(module, "TracedLoop")
+      .def(py::init<std::vector<TracedOperator>>(), py::arg("operators"), keeps_gil)
+      .def("schedule", &schedule_of, py::arg("ms"), py::arg("budget"), py::arg("host_ms"), py::arg("rates"),
+           py::arg("whole"), no_gil_inside);
 }
 
 } // namespace torch_uvm

@@ -82,7 +82,7 @@ def work_of(
         kind = "grouped_convolution"
     if kind == "attention" and "backward" in name:
         kind = "attention_backward"
-    operands = list(tensors_of(args, kwargs))
+    operands = tensors_of(args, kwargs)
     seen = {id(it) for it in operands}
     fresh = sum(used_bytes(it) for it in tensors_of(results) if id(it) not in seen)
     updated = sum(used_bytes(it) for it in written)
@@ -98,6 +98,11 @@ def work_of(
         moved = sum(used_bytes(it) for it in operands) + updated + fresh
     passes = next((it for part, other, it in _PASSES if part in name and other in name), 1.0)
     return Work(kind, _rate_of(kind, operands), flops, int(passes * moved))
+
+
+def precision() -> tuple[str, bool]:
+    """The settings that decide at which rate float32 is computed."""
+    return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
 
 
 def launches_of(name: str, unknown: bool) -> int:
@@ -140,9 +145,8 @@ def _rate_of(kind: str, operands: list[Tensor]) -> str:
         return "float8"
     if name != "float32" or not kind:
         return name
-    if "convolution" in kind:
-        return "tf32" if torch.backends.cudnn.allow_tf32 else name
-    return name if torch.get_float32_matmul_precision() == "highest" else "tf32"
+    matmul, convolutions_in_tf32 = precision()
+    return "tf32" if (convolutions_in_tf32 if "convolution" in kind else matmul != "highest") else name
 
 
 def _flops(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], results: Any) -> int:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_uvm._dry import plausible, unknown_shapes
-from torch_uvm._dry.costs import copy_us, device_us, launches_of, work_of
+from torch_uvm._dry.costs import copy_us, device_us, launches_of, precision, work_of
 from torch_uvm._dry.host_memory import reserved
 from torch_uvm._dry.results import New, NoResult, OperatorInfo, Result, Results, made, news, tensors_of
 from torch_uvm._dry.sizes import Sizes
@@ -53,6 +53,14 @@ class DryMode(TorchDispatchMode):
         self.stand_ins = StandIns()
         self.sizes = Sizes()
         self._results = Results()
+        #: What an operator takes on each card, whether it is a convolution, and how many kernels it has, by
+        #: all that this depends on. What a loop repeats is worked out once.
+        self._costs: dict[object, tuple[tuple[float, ...], bool, int]] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled in a dry run. PyTorch's wrapper would take some microseconds an operator."""
+        return False
 
     def __torch_dispatch__(
         self,
@@ -70,7 +78,7 @@ class DryMode(TorchDispatchMode):
         if info.is_view:
             self.timeline.view()
             return func(*args, **kwargs)
-        tensors = list(tensors_of(args, kwargs))
+        tensors = tensors_of(args, kwargs)
         if func.namespace in _NOT_OURS or any(it.layout != torch.strided for it in tensors):
             return func(*args, **kwargs)
         name = func.name().partition(".")[0]
@@ -95,22 +103,29 @@ class DryMode(TorchDispatchMode):
         if not info.returns_arguments:
             self._follow(name, returned, tensors, unknown_shapes.decided_by(name, given) if unknown else [])
         if device.type != "cpu" or any(not it.is_cpu for it in tensors):
-            written = info.written_values(args, kwargs)
-            work = work_of(func, args, kwargs, returned, written)
             to_host = device.type == "cpu"
-            launches = launches_of(name, unknown)
-            if name in _COPIES and (to_host or any(it.is_cpu for it in tensors)):
-                us = tuple(copy_us(work, it, to_host) for it in self.cards)
-            else:
-                us = tuple(device_us(work, it) + (launches - 1) * it.launch_us for it in self.cards)
+            known = None if unknown else self._results.key(func, args, kwargs, tensors)
+            key = (known, to_host, *precision())
+            cost = self._costs.get(key)
+            if cost is None:
+                written = info.written_values(args, kwargs)
+                work = work_of(func, args, kwargs, returned, written)
+                launches = launches_of(name, unknown)
+                if name in _COPIES and (to_host or any(it.is_cpu for it in tensors)):
+                    us = tuple(copy_us(work, it, to_host) for it in self.cards)
+                else:
+                    us = tuple(device_us(work, it) + (launches - 1) * it.launch_us for it in self.cards)
+                cost = us, "convolution" in work.kind, launches
+                if known is not None:
+                    self._costs[key] = cost
             listed = len(args[0]) if args and isinstance(args[0], (list, tuple)) else 0
             self.timeline.kernel(
-                us,
+                cost[0],
                 waits=to_host or unknown,
                 began_ns=began,
-                is_convolution="convolution" in work.kind,
+                is_convolution=cost[1],
                 listed=listed,
-                launches=launches,
+                launches=cost[2],
             )
             if to_host and not all(map(is_computed, tensors)):
                 self.stand_ins.note("copy to the host", "no values")
@@ -144,7 +159,7 @@ class DryMode(TorchDispatchMode):
                 return self._as_it_is(func, info, tensors, args, kwargs)
             result: Result = unknown_shapes.result_of(name, given)
         else:
-            result = self._results.of(func, args, kwargs)
+            result = self._results.of(func, args, kwargs, tensors)
             most = SMALL if device.type != "cpu" else LARGE_ON_HOST
             is_known = not virtual and not (
                 plausible.decides(name, tensors) and not all(map(is_computed, tensors))
@@ -173,7 +188,7 @@ class DryMode(TorchDispatchMode):
 
     def _follow(self, name: str, returned: Any, tensors: list[Tensor], deciding: list[Tensor]) -> None:
         """Finds out which results have sizes that follow from stand-ins: those of ``deciding`` operands."""
-        results = list(tensors_of(returned))
+        results = tensors_of(returned)
         if not all(map(is_computed, deciding)):
             rows = results[0].size(0)
             key = self.stand_ins.note(name.removeprefix("aten::").strip("_"), f"{rows} rows")
@@ -206,7 +221,7 @@ class DryMode(TorchDispatchMode):
     ) -> Any:
         creates = not any(isinstance(it, Tensor) for it in args)
         if device.type == "cpu" and creates and not kwargs.get("pin_memory"):
-            new = self._results.of(func, args, kwargs)
+            new = self._results.of(func, args, kwargs, [])
             if isinstance(new, New) and not can_have_values(new.bytes, new.dtype, LARGE_ON_HOST):
                 return reserved(new.size, new.stride, new.dtype, new.bytes)
         returned = func(*args, **kwargs)

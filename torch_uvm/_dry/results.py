@@ -111,15 +111,17 @@ class OperatorInfo:
                 yield from tensors_of(self.argument(at, args, kwargs))
 
 
-def tensors_of(*values: Any) -> Iterator[Tensor]:
+def tensors_of(*values: Any) -> list[Tensor]:
     """The tensors among values, lists, tuples and dictionaries, in order."""
+    found: list[Tensor] = []
     for value in values:
         if isinstance(value, Tensor):
-            yield value
+            found.append(value)
         elif isinstance(value, (list, tuple)):
-            yield from tensors_of(*value)
+            found += tensors_of(*value)
         elif isinstance(value, dict):
-            yield from tensors_of(*value.values())
+            found += tensors_of(*value.values())
+    return found
 
 
 def meta_of(tensor: Tensor) -> Tensor:
@@ -141,19 +143,30 @@ class Results:
             found = self._infos[op] = OperatorInfo(op)
         return found
 
-    def of(self, op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Result:
+    def key(
+        self, op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any], tensors: list[Tensor]
+    ) -> object | None:
+        """What shapes and durations depend on; None: an argument cannot be hashed."""
+        key = (op, _key(args, not tensors), _key(kwargs, not tensors) if kwargs else None)
+        try:
+            hash(key)
+        except TypeError:
+            return None
+        return key
+
+    def of(
+        self, op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any], tensors: list[Tensor]
+    ) -> Result:
         """The results of an operator that returns new tensors.
+
+        Args:
+            tensors: those of the arguments.
 
         Raises:
             NoResult: it has no meta kernel, or its results depend on values.
         """
-        tensors = list(tensors_of(args, kwargs))
-        key: object
-        try:
-            key = (op, _key(args, not tensors), _key(kwargs, not tensors))
-            found = self._known.get(key)
-        except TypeError:  # an argument that cannot be hashed
-            key, found = None, None
+        key = self.key(op, args, kwargs, tensors)
+        found = self._known.get(key) if key is not None else None
         if found is None:
             found = self._ask(op, args, kwargs)
             if len(self._known) >= _MOST_RESULTS:
@@ -224,11 +237,11 @@ def _described(value: Any, numbers: dict[int, int]) -> Result:
 def _key(value: Any, with_floats: bool) -> object:
     """What a result depends on. Values of floats change no shapes, but for operators that create tensors."""
     if isinstance(value, Tensor):
-        return (value.size(), value.stride(), value.dtype)
+        return (value.size(), value.stride(), value.dtype, value.is_cpu)
     if isinstance(value, (list, tuple)):
-        return tuple(_key(it, with_floats) for it in value)
+        return tuple([_key(it, with_floats) for it in value])
     if isinstance(value, dict):
-        return tuple((name, _key(it, with_floats)) for name, it in value.items())
+        return tuple([(name, _key(it, with_floats)) for name, it in value.items()])
     if isinstance(value, torch.Generator):
         return None
     if isinstance(value, float) and not with_floats:

@@ -78,22 +78,23 @@ class _Deferring:
                 self._update(name, op.time_us)
         updates = _updates(self.trace, op)
         later = {name for update in updates for name in update}
-        used = self._bytes({*op.reads, *op.writes}) or 1
-        rest = replace(
-            op,
-            reads=tuple(name for name in op.reads if name not in later),
-            writes=tuple(name for name in op.writes if name not in later),
-            births=list(op.births),
-            deaths=[name for name in op.deaths if name not in later and name not in self.pending],
-        )
-        self.freed.update(name for name in op.deaths if name in later or name in self.pending)
-        self._append(
-            rest,
-            self.times[at] * self._bytes({*rest.reads, *rest.writes}) / used if updates else self.times[at],
-        )
+        kept = [name for name in op.deaths if name in later or name in self.pending]
+        self.freed.update(kept)
+        took = self.times[at]
+        if later or kept:
+            used = self._bytes({*op.reads, *op.writes}) or 1
+            op = replace(
+                op,
+                reads=tuple(name for name in op.reads if name not in later),
+                writes=tuple(name for name in op.writes if name not in later),
+                deaths=[name for name in op.deaths if name not in kept],
+            )
+            if updates:
+                took *= self._bytes({*op.reads, *op.writes}) / used
+        self._append(op, took)
         for update in updates:
             self.deferred += 1
-            self._defer(at, op, update)
+            self._defer(at, self.trace.operators[at], update)
         self.begun.append(len(self.operators))
 
     def _update(self, name: int, time_us: float) -> None:

@@ -10,16 +10,14 @@ from dataclasses import dataclass, replace
 from torch_uvm._tools.access_traces import Trace
 from torch_uvm._tools.cards import Card
 from torch_uvm._tools.deferred_traces import deferred
-from torch_uvm._tools.held_traces import device_times
 from torch_uvm._tools.link_rates import rates_of_engine
 from torch_uvm._tools.replaced_storages import freed_before_replaced
-from torch_uvm._tools.schedules import Schedule, schedule_of
+from torch_uvm._tools.schedules import EVERYTHING, Schedule, TracedLoop
 from torch_uvm._tools.trace_memory import TraceMemory, host_share, memory_of
 
 MIB = 1 << 20
 KNEE = 1.1  #: multiple of the step in core
 
-_EVERYTHING = 1 << 52  # a budget that everything fits in
 _PARTS = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 8.0)  # of the peak, for budgets "auto"
 _SPARE = 21 / 20  # a 32nd of a budget is for staging, and a 64th is a reserve (docs/plan.md)
 #: The host's time for the engine at an operator ("operators" in benchmarks/results/residency.json).
@@ -102,9 +100,11 @@ class Loop:
     """
 
     def __init__(self, trace: Trace, card: Card, on_gpu: bool = True) -> None:
-        recorded, self.card = freed_before_replaced(trace), card
-        whole = schedule_of(recorded, _EVERYTHING)
-        found = device_times(recorded, len(whole.operators))
+        self.card = card
+        recorded = freed_before_replaced(trace)
+        self._traced = TracedLoop(recorded)
+        whole = self._traced.schedule(EVERYTHING)
+        found = self._traced.device
         self.trace = found.trace
         device_ms = whole.in_core_ms * whole.steps
         #: How many times as long a step takes in the program, where the host is slower than the device.
@@ -133,16 +133,14 @@ class Loop:
             return Point(budget, None, note="too small")
         count = len(self.whole.operators) // self.whole.steps
         host_ms = self.host_ms + count * _OPERATOR_MS
-        schedule = schedule_of(self.trace, room, host_ms=host_ms, rates=rates_of_engine(self.card))
-        if schedule.predicted_ms == math.inf:
+        found = self._traced.predicted(room, host_ms, rates_of_engine(self.card))
+        if found.ms == math.inf:
             name = self.memory.largest_operator[1]
             less = ", or use an optimizer with fused=True" if "_foreach_" in name else ""
             return Point(budget, None, note=f"too little: {name} finds no room. Give more{less}")
-        moved = (schedule.bytes_of("fetch"), schedule.bytes_of("write_back"), schedule.bytes_in_place())
-        into, out, in_place = (each // schedule.steps for each in moved)
         # Where nothing moves, the engine is idle, and the durations have the host's time.
-        step_ms = max(schedule.predicted_ms, self.in_core_ms) if any(moved) else self.in_core_ms
-        return Point(budget, step_ms, None, optimizer, into, out, in_place)
+        step_ms = max(found.ms, self.in_core_ms) if any(found[1:]) else self.in_core_ms
+        return Point(budget, step_ms, None, optimizer, found.into, found.out, found.in_place)
 
 
 def loops_of(trace: Trace, card: Card, on_gpu: bool = True) -> list[Loop]:

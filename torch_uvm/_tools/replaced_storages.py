@@ -16,17 +16,20 @@ def freed_before_replaced(trace: Trace) -> Trace:
     A storage is replaced if it is freed behind an operator that does not use it, where a storage of as many
     bytes is made, and if it was itself made behind an operator of this name.
     """
-    operators = [replace(op, births=list(op.births), deaths=list(op.deaths)) for op in trace.operators]
+    operators = list(trace.operators)
     makers: dict[int, str] = {}
     for at, op in enumerate(operators):
-        made = [trace.storages[name].bytes for name in op.births]
-        for name in op.deaths if at > 0 else ():
+        made = [trace.storages[name].bytes for name in op.births] if op.deaths else []
+        earlier = []
+        for name in op.deaths if at > 0 and made else ():
             size = trace.storages[name].bytes
             used = name in op.reads or name in op.writes or name in op.births
             if not used and size in made and makers.get(name) == op.name:
                 made.remove(size)
-                operators[at - 1].deaths.append(name)
-        moved = set(operators[at - 1].deaths) if at > 0 else set()
-        op.deaths[:] = [name for name in op.deaths if name not in moved]
+                earlier.append(name)
+        if earlier:
+            before = operators[at - 1]
+            operators[at - 1] = replace(before, deaths=[*before.deaths, *earlier])
+            operators[at] = replace(op, deaths=[name for name in op.deaths if name not in earlier])
         makers.update(dict.fromkeys(op.births, op.name))
     return replace(trace, operators=operators)

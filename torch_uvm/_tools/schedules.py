@@ -1,20 +1,21 @@
 """The schedule of one iteration of a loop: what crosses the link, when, and what stays where it is.
 
-`schedule_of` lets the residency engine's policy follow a recorded trace, and returns what it decides.
+`TracedLoop` lets the residency engine's policy follow a recorded trace, and returns what it decides.
 Operators are numbered from 0. The iteration repeats: operator 0 follows the last one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch_uvm import _C
 from torch_uvm._tools.access_traces import Trace
 from torch_uvm._tools.held_traces import device_times
 from torch_uvm._tools.link_rates import H200, LinkRates
 from torch_uvm._tools.operator_times import operator_times
+
+EVERYTHING = 1 << 52  #: a budget in which nothing moves
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,16 @@ class Transfer:
     stays: int = 0
 
 
+class Predicted(NamedTuple):
+    """What a step takes, in ms; infinite if an operator or a fetch finds no room. Bytes that it fetches,
+    writes back, and uses on the host."""
+
+    ms: float
+    into: int
+    out: int
+    in_place: int
+
+
 @dataclass(frozen=True)
 class Schedule:
     """One iteration within a budget.
@@ -93,72 +104,89 @@ class Schedule:
         return sum(self.values[use.value].bytes for use in uses)
 
 
-def schedule_of(
-    trace: Trace, budget: int, step_ms: float | None = None, host_ms: float = 0.0, rates: LinkRates = H200
-) -> Schedule:
-    """The schedule that the engine follows at the end of a trace: of those it makes, the one that is
-    predicted to be fastest.
+class TracedLoop:
+    """A trace's loop, as the engine's policy follows it.
 
     The trace needs four equal iterations. An operator's workspace is a value that it creates and frees.
     Durations are the device's own, where the trace has them (docs/annex.md).
 
     Args:
         trace: of one device. Recorded transfers do not count.
-        budget: bytes of device memory, as for `enable`.
         step_ms: a measured step in core, to which durations are scaled. None: as recorded.
-        host_ms: the host's time to queue the operators of a step.
-        rates: of the link, for the predictions.
 
     Raises:
         ValueError: storages of several devices; no iteration that repeats; no durations.
     """
-    if len({it.device for it in trace.storages.values()}) > 1:
-        raise ValueError("the trace has storages of more than one device")
-    operators = traced(trace)
-    times = operator_times(trace, 0, len(trace.operators), None if trace.groups else step_ms)
-    found = _made(operators, times, budget, host_ms, rates)
-    held = device_times(trace, found["operators"])
-    if held.first is not None:
-        times = operator_times(held.trace, 0, len(trace.operators))
-        found = _made(operators, times, budget, host_ms, rates)
-    first, count = found["first"], found["operators"]
-    if step_ms is not None:
-        scale = step_ms * found["steps"] / sum(times[first : first + count])
-        times = [scale * ms for ms in times]
-        found = _made(operators, times, budget, host_ms, rates)
-    names = [op.name for op in trace.operators[first : first + count]]
-    return _schedule(found, names, times[first:])
+
+    def __init__(self, trace: Trace, step_ms: float | None = None) -> None:
+        if len({it.device for it in trace.storages.values()}) > 1:
+            raise ValueError("the trace has storages of more than one device")
+        count = len(trace.operators)
+        self._loop = _C.TracedLoop(traced(trace))
+        self._times = operator_times(trace, 0, count, None if trace.groups else step_ms)
+        found = self._decided(EVERYTHING, 0.0, H200, whole=False) if trace.holds or step_ms else None
+        #: The trace's own times.
+        self.device = device_times(trace, found["operators"] if found else count)
+        if self.device.first is not None:
+            self._times = operator_times(self.device.trace, 0, count)
+        if found and step_ms:
+            first, end = found["first"], found["first"] + found["operators"]
+            scale = step_ms * found["steps"] / sum(self._times[first:end])
+            self._times = [scale * ms for ms in self._times]
+        self.names = [op.name for op in trace.operators]
+
+    def predicted(self, budget: int, host_ms: float, rates: LinkRates) -> Predicted:
+        """The figures of `schedule`, of a step."""
+        found = self._decided(budget, host_ms, rates, whole=False)
+        steps = found["steps"]
+        return Predicted(found["predicted_ms"] / steps, *(each // steps for each in found["bytes"]))
+
+    def schedule(self, budget: int, host_ms: float = 0.0, rates: LinkRates = H200) -> Schedule:
+        """The schedule that the engine follows at the end of the trace: of those it makes, the one that is
+        predicted to be fastest.
+
+        Args:
+            budget: bytes of device memory, as for `enable`.
+            host_ms: the host's time to queue the operators of a step.
+            rates: of the link.
+        """
+        found = self._decided(budget, host_ms, rates, whole=True)
+        first, count, steps = found["first"], found["operators"], found["steps"]
+        uses: list[list[Use]] = [[] for _ in range(count)]
+        frees = [list(freed) for freed in found["frees"]]
+        for (value, op, writes, creates), in_place in zip(found["uses"], found["in_place"], strict=True):
+            uses[op].append(Use(value, writes, creates, in_place))
+        values = [Value(bytes, is_persistent) for bytes, is_persistent in found["values"]]
+        for at, workspace in enumerate(found["workspaces"]):
+            if workspace:
+                uses[at].append(Use(len(values), writes=True, creates=True, in_place=False))
+                frees[at].append(len(values))
+                values.append(Value(workspace, is_persistent=False))
+        operators = tuple(
+            Operator(self.names[first + at], self._times[first + at], tuple(uses[at]), tuple(frees[at]))
+            for at in range(count)
+        )
+        transfers = [Transfer("fetch", value, after) for value, after in found["fetches"]]
+        for value, after, written in found["evictions"]:
+            early = written is not None and value in found["write_backs"][written]
+            stays = (after - written) % count if early else 0
+            kind = "drop" if written is None else "write_back"
+            transfers.append(Transfer(kind, value, written if early else after, stays))
+        predicted_ms = found["predicted_ms"] / steps
+        return Schedule(found["capacity"], operators, tuple(values), tuple(transfers), predicted_ms, steps)
+
+    def _decided(self, budget: int, host_ms: float, rates: LinkRates, *, whole: bool) -> dict[str, Any]:
+        bytes_a_ms = [each / 1e3 for each in (rates.into, rates.out, rates.in_place, rates.together)]
+        figures = [*bytes_a_ms, rates.transfer_ms, rates.slowed]
+        found = self._loop.schedule(self._times, budget, host_ms, figures, whole)
+        if found is None:
+            raise ValueError("the trace has no iteration that repeats; record four or more")
+        return found
 
 
-def _schedule(found: dict[str, Any], names: list[str], times: list[float]) -> Schedule:
-    """The iteration that was found, with what was decided for it."""
-    uses: list[list[Use]] = [[] for _ in names]
-    frees = [list(freed) for freed in found["frees"]]
-    for (value, op, writes, creates), in_place in zip(found["uses"], found["in_place"], strict=True):
-        uses[op].append(Use(value, writes, creates, in_place))
-    values = [Value(bytes, is_persistent) for bytes, is_persistent in found["values"]]
-    for at, workspace in enumerate(found["workspaces"]):
-        if workspace:
-            uses[at].append(Use(len(values), writes=True, creates=True, in_place=False))
-            frees[at].append(len(values))
-            values.append(Value(workspace, is_persistent=False))
-    operators = tuple(
-        Operator(name, times[at], tuple(uses[at]), tuple(frees[at])) for at, name in enumerate(names)
-    )
-    transfers = _transfers(operators, found)
-    steps = found["steps"]
-    predicted_ms = found["predicted_ms"] / steps
-    return Schedule(found["capacity"], operators, tuple(values), transfers, predicted_ms, steps)
-
-
-def _made(
-    operators: list[tuple[Any, ...]], times: list[float], budget: int, host_ms: float, rates: LinkRates
-) -> dict[str, Any]:
-    bytes_a_ms = [each / 1e3 for each in (rates.into, rates.out, rates.in_place, rates.together)]
-    found = _C.schedule_of(operators, times, budget, host_ms, [*bytes_a_ms, rates.transfer_ms, rates.slowed])
-    if found is None:
-        raise ValueError("the trace has no iteration that repeats; record four or more")
-    return found
+def schedule_of(trace: Trace, budget: int, step_ms: float | None = None, rates: LinkRates = H200) -> Schedule:
+    """The schedule of a trace: see `TracedLoop`."""
+    return TracedLoop(trace, step_ms).schedule(budget, rates=rates)
 
 
 def traced(trace: Trace) -> list[tuple[Any, ...]]:
@@ -186,32 +214,3 @@ def traced(trace: Trace) -> list[tuple[Any, ...]]:
             )
         )
     return rows
-
-
-def _transfers(operators: Sequence[Operator], decided: Mapping[str, Any]) -> tuple[Transfer, ...]:
-    evictions = [(value, op) for op, leaving in enumerate(decided["evictions"]) for value in leaving]
-    transfers = [Transfer("fetch", value, after) for value, after, _ in decided["fetches"]]
-    for value, after in evictions:
-        written = _since_written(operators, evictions, value, after)
-        kind = "drop" if written is None else "write_back"
-        early = written is not None and value in decided["write_backs"][(after - written) % len(operators)]
-        stays = written if written is not None and early else 0
-        transfers.append(Transfer(kind, value, (after - stays) % len(operators), stays))
-    return tuple(transfers)
-
-
-def _since_written(
-    operators: Sequence[Operator], evictions: Sequence[tuple[int, int]], value: int, after: int
-) -> int | None:
-    """How many operators ago the device's copy changed. None: not since it left the device before."""
-    left = {at for each, at in evictions if each == value}
-    for back in range(len(operators)):
-        at = (after - back) % len(operators)
-        if back > 0 and at in left:
-            return None
-        if any(
-            use.value == value and (use.writes or use.creates) and not use.in_place
-            for use in operators[at].uses
-        ):
-            return back
-    return None
