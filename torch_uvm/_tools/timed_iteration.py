@@ -135,6 +135,7 @@ def _period(trace: Trace) -> int:
     """The number of operators that repeat at the trace's end, over as many operators as possible; 0: none."""
     made = _first_uses(trace)
     latest: dict[int, int] = {}
+    numbers: dict[object, int] = {}  # by sign: numbers are compared faster
     signs = []
     born: tuple[
         int, ...
@@ -142,7 +143,7 @@ def _period(trace: Trace) -> int:
     for at, op in enumerate(trace.operators):
         operands = (*op.reads, -1, *op.writes)
         roles = tuple((at - latest.get(name, at), None if name in made else name) for name in operands)
-        signs.append((op.name, roles, born))
+        signs.append(numbers.setdefault((op.name, roles, born), len(numbers)))
         born = tuple(_about(trace.storages[name].bytes) for name in op.births)
         latest.update(dict.fromkeys((*op.reads, *op.writes, *op.births), at))
     signs.reverse()

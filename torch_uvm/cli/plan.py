@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import gc
 import json
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -240,6 +242,18 @@ def _records(arguments: argparse.Namespace, words: list[str]) -> list[dict[str, 
     return [_planned(loops, budgets, str(arguments.trace))]
 
 
+@contextlib.contextmanager
+def _without_gc() -> Iterator[None]:
+    """A trace is millions of objects without cycles, which the collector would visit again and again."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
 def _write(arguments: argparse.Namespace, records: Sequence[dict[str, Any]]) -> None:
     lines = plan_cards.lines_of(records) if arguments.cards is not None else lines_of(records[0])
     print("\n".join(lines), flush=True)  # at once: ranks of torchrun print beside each other
@@ -256,7 +270,9 @@ def main(argv: Sequence[str]) -> int:
     head, rest = split(parser, argv)
     arguments = parser.parse_args(head)
     try:
-        _write(arguments, _records(arguments, rest))
+        with _without_gc():
+            records = _records(arguments, rest)
+        _write(arguments, records)
     except _Failed as error:
         print(f"{parser.prog}: {printable(error)}", file=sys.stderr)
         return 1

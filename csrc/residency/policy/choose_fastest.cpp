@@ -11,6 +11,7 @@ namespace {
 
 /// Early write-backs are made if they shorten the prediction to this part.
 constexpr double kEarlyPays = 0.98;
+constexpr double kNoLonger = 1 + 1e-9; // sums of durations in another order are rounded
 
 } // namespace
 
@@ -31,6 +32,14 @@ void choose_fastest(Schedule& schedule, const PolicyOptions& options) {
   choose_evictions(schedule, options, capacity);
   place_fetches(schedule, capacity);
   try_both();
+  double in_core_ms = 0;
+  for (const Iteration::Op& op : schedule.iteration.ops) {
+    in_core_ms += static_cast<double>(op.ms);
+  }
+  if (late->predicted_ms <= in_core_ms * kNoLonger) { // no other one can be faster
+    static_cast<Decisions&>(schedule) = std::move(*late);
+    return;
+  }
   for (const GapRule rule : {GapRule::kMostExcess, GapRule::kMostExcessAlone, GapRule::kFewest, GapRule::kStay}) {
     choose_evictions_in_time(schedule, options, capacity, rule);
     place_fetches(schedule, capacity, latest_fetches(schedule, options.rates));
