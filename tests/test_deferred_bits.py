@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("steps_at_once_afterwards")
 
 
 def trained(name: str, width: int = 512) -> tuple[list[torch.Tensor], list[int], int]:
-    """Losses, parameters and state after some steps, their versions, and the most updates that were pending."""
+    """Losses, parameters and state after some steps, their versions, and the most pending updates."""
     torch.manual_seed(0)
     model = mlp(width)
     optimizer = OPTIMIZERS[name](model.parameters())

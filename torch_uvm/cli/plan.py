@@ -222,7 +222,9 @@ def _last_lines(output: Path, count: int = 20) -> str:
 def _records(arguments: argparse.Namespace, words: list[str]) -> list[dict[str, Any]]:
     """The plan, or one for each card."""
     if arguments.steps is not None and arguments.steps < FEWEST:
-        raise ValueError(f"--steps {arguments.steps}; expected {FEWEST} or more, all alike: fewer show no loop")
+        raise ValueError(
+            f"--steps {arguments.steps}; expected {FEWEST} or more, all alike: fewer show no loop"
+        )
     if arguments.cards is not None and arguments.trace is not None:
         raise ValueError("--cards needs a script: a trace has the times of one card")
     is_script = bool(words) or arguments.module is not None

@@ -51,9 +51,9 @@ enum class GapRule {
 };
 
 /// The same from the operators' durations. An eviction hides both transfers in the gap to the value's next use if the
-/// link has the time for them there, beside those of the evictions before it. Operators are relieved in order of their bytes above the capacity, each by the gap that `rule`
-/// ranks first among those that hide their transfers. If there is none, transfers are exposed, and then uses are in
-/// place.
+/// link has the time for them there, beside those of the evictions before it. Operators are relieved in order of their
+/// bytes above the capacity, each by the gap that `rule` ranks first among those that hide their transfers. If there is
+/// none, transfers are exposed, and then uses are in place.
 void choose_evictions_in_time(Schedule& schedule, const PolicyOptions& options, std::size_t capacity, GapRule rule);
 
 /// Device bytes in use during each operator, without prefetches.

@@ -235,8 +235,8 @@ void DeferredUpdate::refuse_use(std::string_view message, const std::exception_p
       text = std::string(message) + (error ? what(error) : "");
     } catch (const std::bad_alloc&) { // access raises PyTorch's own message
     }
-    const_cast<c10::StorageImpl*>(storage)
-        ->release_data_and_set_meta_custom_data_ptr_error_msg_(std::move(text)); // allocates nothing: see `keep`
+    const_cast<c10::StorageImpl*>(storage)->release_data_and_set_meta_custom_data_ptr_error_msg_(
+        std::move(text)); // allocates nothing: see `keep`
   }
 }
 
