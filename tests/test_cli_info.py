@@ -62,7 +62,7 @@ class TestInfo:
         )
         lines = done.stdout.splitlines()
         assert (lines[0], lines[-1]) == ("```", "```")
-        assert re.search(r"^switch +off$", done.stdout, re.M)
+        assert re.search(r"^enabled +False$", done.stdout, re.M)
         assert re.search(r"^  budget_bytes +64.00 MiB$", done.stdout, re.M)
         assert re.search(r"^options that are not the default\n  budget +64MiB$", done.stdout, re.M)
         assert "Tensor.to" in done.stdout and re.search(r"^not_there +none$", done.stdout, re.M)

@@ -54,7 +54,8 @@ def check_word(name: str, value: object, accepted: tuple[str, ...]) -> None:
         TypeError: `value` is no string.
         ValueError: it is another one.
     """
-    listed = " or ".join(f'"{word}"' for word in accepted)
+    *most, last = (f'"{word}"' for word in accepted)
+    listed = f"{', '.join(most)} or {last}"
     if not isinstance(value, str):
         raise TypeError(f"{name} is {show(value)}; accepted: {listed}")
     if value not in accepted:
