@@ -240,6 +240,7 @@ class TestUsage:
     def test_errors_name_the_word_and_what_is_accepted(
         self, capsys: pytest.CaptureFixture[str], argv: list[str], named: list[str]
     ) -> None:
+        torch_uvm._C.load_options("")  # as in a new process
         before = torch_uvm._C.describe_options()
         with pytest.raises(SystemExit) as caught:
             _main(*argv)

@@ -71,7 +71,13 @@ def _devices(facts: Facts) -> Iterator[Shortfall]:
                 "use Linux itself, not WSL or Windows, and a GPU of compute capability 6.0 or later",
             )
     for device in facts["devices"]:
-        if device["budget"] == "none" and not device["one_memory"]:
+        if device["one_memory"]:
+            yield (
+                f"{device['device']} has one memory with the host: nothing has to move, so there is no "
+                "engine, and no budget is in force",
+                "nothing: it is as it should be; set a limit to bound managed memory",
+            )
+        elif device["budget"] == "none":
             yield (
                 f"{device['device']} has no budget: the driver moves pages on access",
                 'run --budget auto, or enable(budget="auto")',
