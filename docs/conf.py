@@ -65,8 +65,8 @@ def _as_code(app: Sphinx, env: Any, node: nodes.Element, content: nodes.Element)
 
 
 def _before_it_is_read(app: Sphinx, docname: str, source: list[str]) -> None:
-    """A link to a folder, which a code host lists, is its text here; the index's links to pages, in their
-    order, are the table of contents."""
+    """A link to a folder, which a code host lists, is its text here; the links to pages in the index's
+    last section, in their order, are the table of contents."""
     here = (Path(app.srcdir) / docname).parent
 
     def plain(link: re.Match[str]) -> str:
@@ -74,7 +74,8 @@ def _before_it_is_read(app: Sphinx, docname: str, source: list[str]) -> None:
 
     source[0] = re.sub(r"(?<!!)\[([^\]]+)\]\(([^)#:]+)\)", plain, source[0])
     if docname == root_doc:
-        pages = "\n".join(re.findall(r"\]\(([^)#:]+)\.md\)", source[0]))
+        table = source[0].rpartition("\n## ")[2]
+        pages = "\n".join(re.findall(r"\]\(([^)#:]+)\.md\)", table))
         source[0] += f"\n```{{toctree}}\n:hidden:\n:maxdepth: 2\n\n{pages}\n```\n"
 
 
