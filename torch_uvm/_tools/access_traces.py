@@ -7,24 +7,23 @@ error with the line's number.
 from __future__ import annotations
 
 import json
-import math
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from torch_uvm._util.escaping import excerpt, printable
+from torch_uvm._tools.text_lines import read_lines
+from torch_uvm._util.escaping import excerpt
 
 FORMAT = "torch_uvm accesses"
 VERSION = 5
 #: Version 1 has no `took`, version 2 no `ran`, version 3 no `workspace`, version 4 no `held`.
 READ_VERSIONS = (1, 2, 3, 4, VERSION)
+UNITS = {"time": "us", "size": "bytes"}
 TRANSFERS = ("fetch", "write_back", "drop", "in_place")
 
-_LONGEST_LINE = 64 << 20  # characters; about 20 for each operand of an operator
+_LONGEST_LINE = 64 << 20  # bytes; about 20 for each operand of an operator
 _MOST_LINES = 1 << 24  # all lines are kept in memory, about 500 bytes each
-_MOST_BYTES = 2**63 - 1
 _MOST_DEVICES = 1024
 
 
@@ -135,33 +134,10 @@ def read_trace(path: str | Path, progress: Callable[[int, int], object] | None =
         OSError: it cannot be read.
     """
     reader = _Reader()
-    number = done = 0
-    size = os.stat(path).st_size
-    with open(path, encoding="utf-8", errors="strict") as file:
-        try:
-            while line := file.readline(_LONGEST_LINE):
-                number += 1
-                done += len(line)
-                if progress is not None and number % 4096 == 0:
-                    progress(done, size)
-                if len(line) == _LONGEST_LINE:
-                    raise ValueError(f"longer than {_LONGEST_LINE} characters")
-                if number > _MOST_LINES:
-                    raise ValueError(f"more than {_MOST_LINES} lines")
-                if not line.endswith("\n"):
-                    raise ValueError("the last line is cut off; was the recording stopped?")
-                reader.line(line, first=number == 1)
-        except RecursionError:
-            raise ValueError(f"{printable(path)}, line {number}: nested too deep") from None
-        except UnicodeDecodeError as error:
-            raise ValueError(
-                f"{printable(path)}, line {number + 1}: "
-                f"{_NO_TRACE if number == 0 else 'not text'}; it is not UTF-8 ({error.reason})"
-            ) from None
-        except ValueError as error:  # of json, ours
-            raise ValueError(f"{printable(path)}, line {max(number, 1)}: {error}") from None
-    if number == 0:
-        raise ValueError(f"{printable(path)}: empty; a trace has at least a header")
+    too_many = f"more than {_MOST_LINES} lines"
+    read_lines(
+        path, reader.line, longest=_LONGEST_LINE, most=_MOST_LINES, too_many=too_many, progress=progress
+    )
     return reader.trace
 
 
@@ -170,64 +146,41 @@ _NO_TRACE = (
     "torch_uvm.tools.record_accesses(path) writes traces"
 )
 
-
-def _count(value: object, most: int = _MOST_BYTES) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
-        raise ValueError(f"{excerpt(value)}; expected a whole number from 0 to {most}")
-    return value
+#: Whether a value of JSON fits, and what would.
+_Check: TypeAlias = tuple[Callable[[Any], bool], str]
 
 
-def _device(value: object) -> int:
-    return _count(value, _MOST_DEVICES - 1)
+def _whole(most: int) -> _Check:
+    return lambda it: type(it) is int and 0 <= it <= most, f"a whole number from 0 to {most}"
 
 
-def _number(value: object) -> int:
-    return _count(value, 2**64 - 1)
-
-
-def _numbers(value: object) -> tuple[int, ...]:
-    if not isinstance(value, list):
-        raise ValueError(f"{excerpt(value)}; expected a list")
-    return tuple(_number(it) for it in value)
-
-
-def _time(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        raise ValueError(f"{excerpt(value)}; expected microseconds from 0 on")
-    return float(value)
-
-
-def _flag(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError(f"{excerpt(value)}; expected true or false")
-    return value
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"{excerpt(value)}; expected text")
-    return value
-
+_BYTES = _COUNT = _whole(2**63 - 1)
+_DEVICE = _whole(_MOST_DEVICES - 1)
+_NUMBER = _whole(2**64 - 1)
+_NUMBERS: _Check = (lambda it: type(it) is list and all(map(_NUMBER[0], it)), "a list of whole numbers")
+_TIME: _Check = (lambda it: type(it) in (int, float) and 0 <= it < 1e18, "microseconds from 0 on")
+_FLAG: _Check = (lambda it: type(it) is bool, "true or false")
+_TEXT: _Check = (lambda it: type(it) is str, "text")
 
 #: By kind, which is a record's first key, its keys with the checks of their values.
-_RECORDS: dict[str, dict[str, Callable[[object], Any]]] = {
-    "storage": {"storage": _number, "device": _device, "bytes": _count, "resident": _flag},
+_RECORDS: dict[str, dict[str, _Check]] = {
+    "storage": {"storage": _NUMBER, "device": _DEVICE, "bytes": _BYTES, "resident": _FLAG},
     "operator": {
-        "operator": _text,
-        "time": _time,
-        "in_place_ok": _flag,
-        "reads": _numbers,
-        "writes": _numbers,
+        "operator": _TEXT,
+        "time": _TIME,
+        "in_place_ok": _FLAG,
+        "reads": _NUMBERS,
+        "writes": _NUMBERS,
     },
-    "birth": {"birth": _number, "device": _device, "bytes": _count},
-    "death": {"death": _number},
-    "workspace": {"workspace": _count},
-    "transfer": {"transfer": _text, "storage": _number, "bytes": _count, "time": _time},
-    "took": {"took": _number, "us": _time},
-    "ran": {"ran": _count, "operators": _count, "us": _time},
-    "held": {"held": _time},
-    "resident": {"resident": _count, "device": _device},
-    "step": {"step": _text},
+    "birth": {"birth": _NUMBER, "device": _DEVICE, "bytes": _BYTES},
+    "death": {"death": _NUMBER},
+    "workspace": {"workspace": _BYTES},
+    "transfer": {"transfer": _TEXT, "storage": _NUMBER, "bytes": _BYTES, "time": _TIME},
+    "took": {"took": _NUMBER, "us": _TIME},
+    "ran": {"ran": _COUNT, "operators": _COUNT, "us": _TIME},
+    "held": {"held": _TIME},
+    "resident": {"resident": _BYTES, "device": _DEVICE},
+    "step": {"step": _TEXT},
 }
 
 
@@ -236,12 +189,13 @@ class _Reader:
         self.trace = Trace()
         self.live: set[int] = set()
 
-    def line(self, text: str, *, first: bool) -> None:
+    def line(self, line: bytes, number: int) -> None:
+        first = number == 1
         try:
-            record = json.loads(text)
+            record = json.loads(line.decode())
         except ValueError as error:
-            what = _NO_TRACE if first else f"not a record: {error}"
-            raise ValueError(f"{what}; the line begins with {excerpt(text[:40])}") from None
+            what = _NO_TRACE if first else "not a record"
+            raise ValueError(f"{what}: {error}; the line begins with {excerpt(line[:40])}") from None
         if first and (not isinstance(record, dict) or next(iter(record), None) != "format"):
             raise ValueError(f"{_NO_TRACE}; the line is {excerpt(record)}")
         if not isinstance(record, dict) or not record:
@@ -255,27 +209,28 @@ class _Reader:
         checks = _RECORDS[kind]
         if record.keys() != checks.keys():
             raise ValueError(f"{kind} has {excerpt(list(record))}; expected {', '.join(sorted(checks))}")
-        for key, check in checks.items():
-            try:
-                record[key] = check(record[key])
-            except ValueError as error:
-                raise ValueError(f"{key} {error}") from None
+        for key, (fits, expected) in checks.items():
+            if not fits(record[key]):
+                raise ValueError(f"{key} {excerpt(record[key])}; expected {expected}")
         handle: Callable[..., None] = getattr(self, f"_{kind}")
         handle(*(record[key] for key in checks))
 
     def _format(self, record: dict[str, Any]) -> None:
         if record["format"] != FORMAT:
             raise ValueError(f"the format is {excerpt(record['format'])}; expected {FORMAT!r}")
-        if record.get("version") not in READ_VERSIONS or isinstance(record["version"], bool):
+        version, units, budgets = (record.get(key) for key in ("version", "units", "budgets"))
+        if type(version) is not int or version not in READ_VERSIONS:
             listed = " and ".join(map(str, READ_VERSIONS))
-            raise ValueError(f"version {excerpt(record.get('version'))}; this reads {listed}")
-        units = {"time": "us", "size": "bytes"}
-        if record.get("units") != units:
-            raise ValueError(f"units {excerpt(record.get('units'))}; expected {units}")
-        budgets = record.get("budgets")
-        if not isinstance(budgets, list) or len(budgets) > _MOST_DEVICES:
+            raise ValueError(f"version {excerpt(version)}; this reads {listed}")
+        if units != UNITS:
+            raise ValueError(f"units {excerpt(units)}; expected {UNITS}")
+        if not (
+            isinstance(budgets, list)
+            and len(budgets) <= _MOST_DEVICES
+            and all(it is None or _BYTES[0](it) for it in budgets)
+        ):
             raise ValueError(f"budgets {excerpt(budgets)}; expected a list of bytes or null")
-        self.trace.budgets = tuple(None if it is None else _count(it) for it in budgets)
+        self.trace.budgets = tuple(budgets)
 
     def _storage(self, number: int, device: int, size: int, resident: bool) -> None:
         if number not in self.live:  # mentioned twice; the first time counts
@@ -283,7 +238,7 @@ class _Reader:
             self.live.add(number)
 
     def _operator(
-        self, name: str, time: float, in_place_ok: bool, reads: tuple[int, ...], writes: tuple[int, ...]
+        self, name: str, time: float, in_place_ok: bool, reads: list[int], writes: list[int]
     ) -> None:
         before = self.trace.operators[-1].time_us if self.trace.operators else 0.0
         if time < before:
@@ -291,7 +246,7 @@ class _Reader:
         for number in (*reads, *writes):
             if number not in self.live:
                 raise ValueError(f"storage {number} is unknown, or was freed")
-        self.trace.operators.append(Operator(name, time, in_place_ok, reads, writes))
+        self.trace.operators.append(Operator(name, float(time), in_place_ok, tuple(reads), tuple(writes)))
 
     def _birth(self, number: int, device: int, size: int) -> None:
         if number in self.trace.storages:
@@ -317,12 +272,12 @@ class _Reader:
             raise ValueError(f"transfer {excerpt(kind)}; accepted: {', '.join(TRANSFERS)}")
         if number not in self.trace.storages:
             raise ValueError(f"storage {number} is unknown")
-        self.trace.transfers.append(Transfer(kind, number, size, time, len(self.trace.operators)))
+        self.trace.transfers.append(Transfer(kind, number, size, float(time), len(self.trace.operators)))
 
     def _took(self, number: int, us: float) -> None:
         if number >= len(self.trace.transfers):
             raise ValueError(f"transfer {number} is unknown; there are {len(self.trace.transfers)}")
-        self.trace.transfers[number] = replace(self.trace.transfers[number], took_us=us)
+        self.trace.transfers[number] = replace(self.trace.transfers[number], took_us=float(us))
 
     def _ran(self, first: int, operators: int, us: float) -> None:
         begun = len(self.trace.operators)
@@ -331,7 +286,7 @@ class _Reader:
             raise ValueError(f"operator {first} is timed already")
         if not 0 < operators <= begun - first:
             raise ValueError(f"{operators} operators from number {first}; {begun} have begun")
-        self.trace.groups.append(OperatorGroup(first, operators, us))
+        self.trace.groups.append(OperatorGroup(first, operators, float(us)))
 
     def _held(self, us: float) -> None:
         self.trace.holds.append(len(self.trace.operators))

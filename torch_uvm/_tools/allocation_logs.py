@@ -12,7 +12,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
-from torch_uvm._util.escaping import excerpt, printable
+from torch_uvm._tools.text_lines import read_lines
+from torch_uvm._util.escaping import excerpt
 
 HEADER = "Thread,Time,Action,Pointer,Size,Stream"
 ALLOCATE, FREE, FAILURE = "allocate", "free", "allocate failure"
@@ -26,7 +27,6 @@ _MOST_BYTES = 2**63 - 1
 _COUNT = re.compile(r"[0-9]{1,20}", re.ASCII)
 _TIME = re.compile(r"([01][0-9]|2[0-3]):([0-5][0-9]):([0-5][0-9])[.:]([0-9]{6})", re.ASCII)
 _HEX = re.compile(r"(?:0x)?[0-9a-fA-F]{1,16}", re.ASCII)
-_NULL = ("(nil)", "0x0", "0")
 
 
 class Event(NamedTuple):
@@ -89,33 +89,11 @@ def read_log(path: Path, progress: Callable[[int, int], object] | None = None) -
         ValueError: it is not a log, has more than 4 194 304 rows, or a row does not fit; the message has
             the line's number.
     """
-    size = path.stat().st_size
     reader = _Reader()
-    number = done = 0
-    with path.open("rb") as file:
-        try:
-            while line := file.readline(_LONGEST_LINE):
-                number += 1
-                done += len(line)
-                if not line.endswith(b"\n"):
-                    raise ValueError(
-                        f"longer than {_LONGEST_LINE} bytes"
-                        if len(line) == _LONGEST_LINE
-                        else "the last line is cut off; was the recording stopped?"
-                    )
-                if number > MOST_ROWS + 1:
-                    raise ValueError(f"more than {MOST_ROWS} rows")
-                text = line.decode("ascii").rstrip("\r\n")
-                if number > 1:
-                    reader.row(text, number)
-                elif text != HEADER:
-                    raise ValueError(f"the header is {excerpt(text)}; expected {HEADER}")
-                if progress is not None and number % 4096 == 0:
-                    progress(done, size)
-        except ValueError as error:  # of an encoding, too
-            raise ValueError(f"{printable(path)}, line {number}: {error}") from None
-    if number == 0:
-        raise ValueError(f"{printable(path)}: empty; a log has at least a header")
+    too_many = f"more than {MOST_ROWS} rows"
+    read_lines(
+        path, reader.line, longest=_LONGEST_LINE, most=MOST_ROWS + 1, too_many=too_many, progress=progress
+    )
     reader.log.never_freed = tuple(it.allocation for it in reader.live.values() if it.bytes)
     return reader.log
 
@@ -126,7 +104,12 @@ class _Reader:
         self.live: dict[int, Event] = {}
         self.freed: dict[int, int] = {}  # line, by address, until the address is allocated again
 
-    def row(self, text: str, line: int) -> None:
+    def line(self, given: bytes, line: int) -> None:
+        text = given.decode("ascii").rstrip("\r\n")
+        if line == 1:
+            if text != HEADER:
+                raise ValueError(f"the header is {excerpt(text)}; expected {HEADER}")
+            return
         fields = text.split(",")
         if len(fields) != 6:
             raise ValueError(f"{len(fields)} fields in {excerpt(text)}; expected 6")
@@ -194,7 +177,7 @@ def _count(text: str, what: str, most: int) -> int:
 
 
 def _address(text: str, what: str) -> int:
-    if text in _NULL:
+    if text == "(nil)":
         return 0
     if _HEX.fullmatch(text) is None:
         raise ValueError(f"{what} {excerpt(text)}; expected (nil) or one such as 0x7f0c3a000000")
