@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any
 
 import torch
@@ -17,7 +19,7 @@ from torch_uvm._util.arguments import accelerator
 from torch_uvm._util.runtime import check_runtime
 
 _ALLOCATE, _FREE, _BEGINS, _ENDS = range(4)  # as in the C++ replay
-_NONE = float("nan")
+_BYTES = ("reserved", "peak_reserved", "runtime_allocations", "runtime_frees")  # of the first pass
 
 
 @dataclass(frozen=True)
@@ -43,12 +45,13 @@ class Replay:
 
     @property
     def ns_per_call(self) -> float:
-        return _median(self.seconds) * 1e9 / max(self.calls, 1)
+        """The median; NaN if the first repetition failed."""
+        return _ns_per_call(self.seconds, self.calls)
 
     @property
     def last_iteration_ns_per_call(self) -> float:
         """The cost once the allocator knows the loop, including the end of the iteration (a reset)."""
-        return _median(self.last_iteration_seconds) * 1e9 / max(self.last_iteration_calls, 1)
+        return _ns_per_call(self.last_iteration_seconds, self.last_iteration_calls)
 
     @property
     def mean_waste(self) -> float:
@@ -61,8 +64,8 @@ class Replay:
         return self.peak_reserved / self.peak_live - 1 if self.peak_live else 0.0
 
 
-def _median(seconds: list[float]) -> float:
-    return statistics.median(seconds) if seconds else _NONE
+def _ns_per_call(seconds: list[float], calls: int) -> float:
+    return statistics.median(seconds) * 1e9 / max(calls, 1) if seconds else math.nan
 
 
 def replay(
@@ -94,26 +97,25 @@ def replay(
         bytes_of[event.device] += event.bytes if event.action == ALLOCATE else 0
     busiest = max(bytes_of, key=lambda device: bytes_of[device])
     home = torch.device("cpu") if busiest < 0 or here is None else torch.device(here.type, busiest)
-    events, live = _events(log, iterations, streams), log.live_bytes()
+    events = _events(log, iterations, streams)
     passes: list[dict[str, Any]] = []
     for turn in range(repeat + 1):
-        first = turn == 0
-        passes.append(_C.replay(allocator, events, streams, home, log.peak_live_bytes(), first))
+        passes.append(_C.replay(allocator, events, streams, home, log.peak_live_bytes(), turn == 0))
         if progress is not None:
             progress(turn + 1, repeat + 1)
         if passes[-1]["failure"]:
             break
     timed = [it for it in passes[1:] if not it["failure"]]
+    calls = [event.action != FAILURE for event in log]
     begin, end = iterations.spans()[-1] if iterations.count else (0, 0)
     return Replay(
         allocator=allocator,
-        calls=sum(event.action != FAILURE for event in log),
-        last_iteration_calls=sum(event.action != FAILURE for event in log[begin:end]),
-        live=[level for level, event in zip(live, log, strict=True) if event.action != FAILURE],
+        calls=sum(calls),
+        last_iteration_calls=sum(calls[begin:end]),
+        live=list(compress(log.live_bytes(), calls)),
         seconds=[it["seconds"] for it in timed],
         last_iteration_seconds=[it["last_iteration_seconds"] for it in timed],
-        **{name: passes[0][name] for name in ("reserved", "peak_reserved")},
-        **{name: passes[0][name] for name in ("runtime_allocations", "runtime_frees")},
+        **{name: passes[0][name] for name in _BYTES},
         **{name: passes[-1][name] for name in ("failure", "failed_at")},
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from torch_uvm import _C
@@ -74,21 +74,16 @@ def _cells(done: Replay) -> tuple[str, ...]:
     )
 
 
-def _table(replays: Sequence[Replay]) -> str:
+def _table(replays: Sequence[Replay]) -> Iterator[str]:
     """One line for each allocator."""
-    rows = {id(done): _cells(done) for done in replays if not done.failure}
-    widths = [max(map(len, column)) for column in zip(_HEADS, *rows.values(), strict=True)]
-    widths[0] = max(len(name) for name in (_HEADS[0], *(done.allocator for done in replays)))
-
-    def line(cells: Sequence[str]) -> str:
-        rest = (cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True))
-        return "  ".join([cells[0].ljust(widths[0]), *rest])
-
-    lines = [line(_HEADS)]
+    yield _line(_HEADS)
     for done in replays:
         why = f"failed in row {done.failed_at + 1}: {done.failure.partition(chr(10))[0]}"
-        lines.append(f"{done.allocator.ljust(widths[0])}  {why}" if done.failure else line(rows[id(done)]))
-    return "\n".join(lines)
+        yield f"{done.allocator:<10}  {why}" if done.failure else _line(_cells(done))
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"{cells[0]:<10}" + "".join(f"{cell:>13}" for cell in cells[1:])
 
 
 def main(argv: Sequence[str]) -> int:
@@ -120,5 +115,6 @@ def main(argv: Sequence[str]) -> int:
     backend = _C.backend()
     clock = "this host's time; its memory is emulated" if backend == "emulated" else f"time on {backend}"
     print(_about(source, log, iterations))
-    print(f"{arguments.repeat} times, the median; {clock}\n\n{_table(replays)}")
+    print(f"{arguments.repeat} times, the median; {clock}\n")
+    print("\n".join(_table(replays)))
     return 1 if all(done.failure for done in replays) else 0
