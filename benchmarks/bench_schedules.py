@@ -1,6 +1,6 @@
 """Steps within a budget, predicted on any machine, beside their lower bound.
 
-    python benchmarks/bench_schedules.py [--only TEXT] [--parts 1.5,2,4] [--refinements 0]
+    python benchmarks/bench_schedules.py [--only TEXT] [--parts 1.5,2,4]
 
 Each workload's traces (benchmarks/traces, timed on an H200 by record_traces.py) are played through the engine
 and the allocator in modelled time: one with updates in place, one with deferred updates. The bound is
@@ -100,7 +100,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Predicted steps and their bounds.", allow_abbrev=False)
     parser.add_argument("--only", default="", help="workloads whose name contains this")
     parser.add_argument("--parts", default="1.5,2,4", help="of the peak")
-    parser.add_argument("--refinements", type=int, default=0, help="of the bound: lower_bound.py")
     arguments = parser.parse_args()
     if not PLAYER.exists():
         parser.error(f"{PLAYER} is not there; make cpp builds it")
@@ -110,7 +109,7 @@ def main() -> int:
         pair
         for workload, traces in json.loads((FOLDER / "traces" / "index.json").read_text()).items()
         if arguments.only in workload
-        for pair in rows(workload, traces, parts, arguments.refinements)
+        for pair in rows(workload, traces, parts)
     ]
     for at, name in enumerate(("predicted / bound", "planned / in room")):
         if each := [pair[at] for pair in found]:
@@ -119,7 +118,7 @@ def main() -> int:
 
 
 def rows(
-    workload: str, traces: dict[str, dict[str, Any]], parts: Sequence[float], refinements: int
+    workload: str, traces: dict[str, dict[str, Any]], parts: Sequence[float]
 ) -> Iterator[tuple[float, float]]:
     """Prints the workload's rows. Yields predicted / bound and planned / in room of each that has a bound."""
     step_ms, peak = traces["in_place"]["step_ms"], traces["in_place"]["peak_bytes"]
@@ -141,7 +140,7 @@ def rows(
             try:
                 at = [budget] if plan is None else [budget, plan.capacity]
                 for name, size in zip(("bound", "in room"), at, strict=False):
-                    least = bound(paths["in_place"], size, step_ms, refinements=refinements)
+                    least = bound(paths["in_place"], size, step_ms)
                     found[name] = least["bound_ms"] / step_ms
             except (RuntimeError, ValueError) as error:
                 reason = f"  {error}"

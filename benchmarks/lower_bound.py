@@ -1,7 +1,6 @@
 """The lower bound of a step's time within a budget, for every policy.
 
-    python benchmarks/lower_bound.py TRACE --budget 4GiB [--step-ms 153] [--intervals 64] [--refinements 2]
-        [--json FILE]
+    python benchmarks/lower_bound.py TRACE --budget 4GiB [--step-ms 153] [--intervals 64] [--json FILE]
 
 It reads a trace with the operators' durations (docs/annex.md). `torch_uvm/_tools/lower_bound.py` says what
 the bound takes into account.
@@ -27,7 +26,6 @@ def bound(
     step_ms: float | None = None,
     rates: LinkRates | None = None,
     intervals: int = 64,
-    refinements: int = 0,
 ) -> dict[str, float]:
     """`lower_bound.bound` of the trace in a file.
 
@@ -35,7 +33,7 @@ def bound(
         ValueError, RuntimeError: as there, or it is no trace.
         OSError: it cannot be read.
     """
-    return lower_bound.bound(read_trace(path), budget, step_ms, rates, intervals, refinements)
+    return lower_bound.bound(read_trace(path), budget, step_ms, rates, intervals)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -46,12 +44,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--budget", type=_C.parse_bytes, required=True, help="such as 4GiB")
     parser.add_argument("--step-ms", type=float, help="a step in core")
     parser.add_argument("--intervals", type=int, default=64)
-    parser.add_argument("--refinements", type=int, default=2)
     parser.add_argument("--json", type=Path, metavar="FILE")
     arguments = parser.parse_args(argv)
     try:
-        checks = {"intervals": arguments.intervals, "refinements": arguments.refinements}
-        result = bound(arguments.trace, arguments.budget, arguments.step_ms, **checks)
+        result = bound(arguments.trace, arguments.budget, arguments.step_ms, intervals=arguments.intervals)
     except (OSError, ValueError) as error:
         parser.error(f"{arguments.trace}: {error}")
     for key, value in result.items():

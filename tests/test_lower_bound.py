@@ -100,21 +100,6 @@ def test_a_ring_of_three(lower_bound: ModuleType, rates: Any, script: Script, bu
     assert got["bound_ms"] == pytest.approx(ms)
 
 
-def test_refinements_find_the_operators_that_matter(
-    lower_bound: ModuleType, rates: Any, script: Script
-) -> None:
-    """With one check of the budget a ring of three seems to move less than it must."""
-    script.written_ring()
-    path, steps = script.write(), []
-    for refinements in range(3):
-        got = lower_bound.bound(path, 150 * MB, rates=rates, intervals=1, refinements=refinements)
-        steps.append(got["bound_ms"])
-    every_operator = lower_bound.bound(path, 150 * MB, rates=rates)["bound_ms"]
-    assert steps[0] < steps[-1] == pytest.approx(every_operator)
-    assert every_operator == pytest.approx(4.5)
-    assert steps == sorted(steps)
-
-
 @pytest.mark.parametrize(("both", "ms"), [(None, 6), (75e9, 8), (60e9, 10)])
 def test_both_directions_share_the_link(
     lower_bound: ModuleType, rates: Any, script: Script, both: float | None, ms: float

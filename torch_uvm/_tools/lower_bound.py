@@ -8,8 +8,8 @@ programme is a relaxation of the problem that a schedule solves, so no schedule 
 - Bytes are evicted one by one. There are no fragments, no reserve, no latencies, and no blocks to align.
 - Each direction of the link carries at most its rate with the other one idle, and both at most what the link
   carries in all.
-- The budget is checked at some operators only (budget_checks.py). Between two checks the order of transfers
-  and uses does not count.
+- The budget is checked at some operators only (`Segments` of timed_iteration.py). Between two checks the
+  order of transfers and uses does not count.
 - An operator that may use an operand in place may do so for any part of it. That takes the link's time at the
   rate of such kernels, in both directions if it writes, and the operator's.
 - A fused optimizer may update each parameter later, as deferred updates do, until it is used. What is absent
@@ -21,19 +21,22 @@ programme is a relaxation of the problem that a schedule solves, so no schedule 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+from scipy.optimize import linprog
+from scipy.sparse import coo_array
 
 from torch_uvm._tools.access_traces import Trace
-from torch_uvm._tools.budget_checks import Segments, more_checks, spread_checks
-from torch_uvm._tools.linear_programme import LinearProgramme, Terms
 from torch_uvm._tools.link_rates import H200, LinkRates
-from torch_uvm._tools.timed_iteration import Iteration, iteration_of
+from torch_uvm._tools.timed_iteration import Iteration, Segments, iteration_of
 
 _SCALE = 1e6  # bytes in a unit of the programme
+
+Term: TypeAlias = tuple[int, float]  #: a variable and its factor
+Terms: TypeAlias = list[Term]
 
 
 @dataclass(frozen=True)
@@ -95,20 +98,13 @@ def _patterns(iteration: Iteration, cut: Segments) -> dict[_Pattern, float]:
                 until = int(cut.of[(use.at + use.later) % size])
                 wraps = use.later == size - 1  # behind almost all operators, maybe in the same segment again
                 window = cut.count - 1 if wraps else (until - segment) % cut.count
+            writes, in_place_ok, floats = use.writes, use.in_place_ok, use.floats
             if uses and uses[-1].segment == segment and use.at > latest:
                 last = uses.pop()
-                uses.append(
-                    _Use(
-                        segment,
-                        last.writes or use.writes,
-                        last.in_place_ok and use.in_place_ok,
-                        last.floats and use.floats,
-                        last.held or held,
-                        max(last.window, window),
-                    )
-                )
-            else:
-                uses.append(_Use(segment, use.writes, use.in_place_ok, use.floats, held, window))
+                writes, in_place_ok = last.writes or writes, last.in_place_ok and in_place_ok
+                floats, held = last.floats and floats, last.held or held
+                window = max(last.window, window)
+            uses.append(_Use(segment, writes, in_place_ok, floats, held, window))
             latest = use.at
         behind = value.uses[-1].at + 1
         kept = sum((check - behind) % size < value.kept for check in cut.checks)
@@ -116,11 +112,47 @@ def _patterns(iteration: Iteration, cut: Segments) -> dict[_Pattern, float]:
     return found
 
 
+class LinearProgramme:
+    """Variables, and rows `sum <= limit`. It is built row by row, and solved by scipy's HiGHS."""
+
+    def __init__(self) -> None:
+        self.most: list[float | None] = []
+        self.entries: tuple[list[int], list[int], list[float]] = ([], [], [])
+        self.limits: list[float] = []
+
+    def variable(self, most: float | None = None) -> int:
+        self.most.append(most)
+        return len(self.most) - 1
+
+    def row(self, terms: Sequence[Term], limit: float) -> None:
+        for variable, factor in terms:
+            self.entries[0].append(len(self.limits))
+            self.entries[1].append(variable)
+            self.entries[2].append(factor)
+        self.limits.append(limit)
+
+    def minimise(self, terms: Iterable[Term]) -> np.ndarray[Any, Any]:
+        """The values of the variables at which the sum of the terms is least."""
+        rows, columns, factors = self.entries
+        matrix = coo_array((factors, (rows, columns)), shape=(len(self.limits), len(self.most))).tocsr()
+        cost = np.zeros(len(self.most))
+        for variable, factor in terms:
+            cost[variable] += factor
+        bounds = [(0, most) for most in self.most]
+        # On 40 000 variables interior points take 7 s, the simplex method 130.
+        solved = linprog(cost, A_ub=matrix, b_ub=self.limits, bounds=bounds, method="highs-ipm")
+        if solved.status == 2:
+            raise ValueError("the operands and results of an operator alone exceed the budget")
+        if solved.status != 0:
+            raise RuntimeError(f"the linear programme was not solved: {solved.message}")
+        return np.asarray(solved.x)
+
+
 class _Bound:
     """Builds the programme. A gap is the time between two uses of a pattern."""
 
-    def __init__(self, iteration: Iteration, budget: float, rates: LinkRates, checks: Sequence[int]) -> None:
-        self.cut = Segments(iteration, checks)
+    def __init__(self, iteration: Iteration, budget: float, rates: LinkRates, intervals: int) -> None:
+        self.cut = Segments(iteration, intervals)
         self.rates = rates
         self.programme = LinearProgramme()
         segments = range(self.cut.count)
@@ -311,7 +343,6 @@ def bound(
     step_ms: float | None = None,
     rates: LinkRates | None = None,
     intervals: int = 64,
-    refinements: int = 0,
 ) -> dict[str, float]:
     """The least time of a step, and what a fastest step of the programme moves.
 
@@ -321,8 +352,6 @@ def bound(
         step_ms: a step in core, which the recorded durations are scaled to. None: they stay as they are.
         intervals: of equal time. The budget is checked at one operator of each. More give a higher bound and
             take longer.
-        refinements: how often the budget is checked at up to 48 more operators: where the link is busiest in
-            both directions.
 
     Returns:
         ``bound_ms``; ``in_core_ms``, the sum of the durations; ``in_place``: bytes of a fastest step.
@@ -332,23 +361,11 @@ def bound(
         RuntimeError: the programme was not solved.
     """
     iteration = iteration_of(trace, step_ms)
-    checks = spread_checks(iteration, intervals)
-    for refinement in range(refinements + 1):
-        made = _Bound(iteration, budget, rates or H200, checks)
-        solved = made.programme.minimise((each, 1.0) for each in made.ms)
-        busy = np.minimum(_by_segment(solved, made.into), _by_segment(solved, made.out))
-        more = more_checks(iteration, made.cut, busy) if refinement < refinements else []
-        if not more:
-            break
-        checks = sorted({*checks, *more})
+    made = _Bound(iteration, budget, rates or H200, intervals)
+    solved = made.programme.minimise((each, 1.0) for each in made.ms)
+    in_place = sum(solved[each] * factor for terms in made.in_place for each, factor in terms)
     return {
         "bound_ms": float(solved[made.ms].sum()),
         "in_core_ms": float(sum(iteration.durations_ms)),
-        "in_place": float(_by_segment(solved, made.in_place).sum()),
+        "in_place": _SCALE * float(in_place),
     }
-
-
-def _by_segment(solved: np.ndarray[Any, Any], traffic: list[Terms]) -> np.ndarray[Any, Any]:
-    """Bytes."""
-    sums = [sum(solved[each] * factor for each, factor in terms) for terms in traffic]
-    return _SCALE * np.array(sums, dtype=float)

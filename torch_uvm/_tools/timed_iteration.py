@@ -9,6 +9,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
+
+import numpy as np
 
 from torch_uvm._tools.access_traces import Trace
 from torch_uvm._tools.operator_times import operator_times
@@ -137,9 +140,8 @@ def _period(trace: Trace) -> int:
     latest: dict[int, int] = {}
     numbers: dict[object, int] = {}  # by sign: numbers are compared faster
     signs = []
-    born: tuple[
-        int, ...
-    ] = ()  # with the operator behind them: the trace may end before the last one's are made
+    # They count with the operator behind them: the trace may end before the last one's are made.
+    born: tuple[int, ...] = ()
     for at, op in enumerate(trace.operators):
         operands = (*op.reads, -1, *op.writes)
         roles = tuple((at - latest.get(name, at), None if name in made else name) for name in operands)
@@ -217,3 +219,43 @@ def _values(trace: Trace, middle: int, end: int) -> tuple[list[Value], dict[int,
         if op.workspace
     ]
     return [*values.values(), *workspaces], updated
+
+
+class Segments:
+    """The iteration, cut behind the operators at which a lower bound checks the budget.
+
+    They are, of each of so many intervals of equal time, the operator with the most live bytes. What is
+    behind the last one belongs to the first segment, of the next round.
+    """
+
+    def __init__(self, iteration: Iteration, intervals: int) -> None:
+        durations = np.array(iteration.durations_ms)
+        ends = np.cumsum(durations)
+        interval = np.minimum((ends - durations / 2) / ends[-1] * intervals, intervals - 1).astype(int)
+        self.live = _live_bytes(iteration)
+        checks: dict[int, int] = {}
+        for at, number in enumerate(interval):
+            if number not in checks or self.live[at] > self.live[checks[number]]:
+                checks[number] = at
+        self.checks = sorted(checks.values())  #: operators
+        self.count = len(self.checks)
+        self.of = np.searchsorted(self.checks, np.arange(len(durations))) % self.count  #: by operator
+        floats = np.array(iteration.floats)
+        self.ms = np.bincount(self.of, np.where(floats, 0.0, durations), self.count)
+        self.floating_ms = float(durations[floats].sum())
+
+
+def _live_bytes(iteration: Iteration) -> np.ndarray[Any, Any]:
+    """Bytes at each operator if nothing is evicted."""
+    size = len(iteration.durations_ms)
+    change = np.zeros(size + 1)
+    for value in iteration.values:
+        # A temporary of the iteration before may last until the one of this iteration has been made.
+        begin = 0 if value.is_persistent else value.uses[0].at
+        left = size if value.is_persistent else value.lasts(size) + value.kept + 1
+        while left > 0:
+            end = min(begin + left, size)
+            change[begin] += value.bytes
+            change[end] -= value.bytes
+            begin, left = 0, left - (end - begin)
+    return np.cumsum(change)[:size]
