@@ -176,7 +176,7 @@ def repeats(spec: dict[str, Any], training: Training) -> bool:
 def predict(spec: dict[str, Any], training: Training) -> dict[str, Any]:
     """What `python -m torch_uvm plan` says of the budget, from a trace that this process records once
     everything fits. `step_ms` is None, and `note` says why, if there is no prediction."""
-    from torch_uvm._tools.card_files import card_names, load_card
+    from torch_uvm._tools.cards import card_names, load_card
     from torch_uvm._tools.plans import DEFERRED, IN_PLACE, Loop
     from torch_uvm.traces import read_trace
 

@@ -16,7 +16,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from torch_uvm._tools.card_files import load_card
+from torch_uvm._tools.cards import load_card
 from torch_uvm._tools.dry_runs import dry_run
 
 HERE = Path(__file__).parent

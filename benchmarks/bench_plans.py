@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from torch_uvm._tools import plans
-from torch_uvm._tools.card_files import load_card
-from torch_uvm._tools.cards import Card
+from torch_uvm._tools.cards import Card, load_card
 from torch_uvm._tools.dry_runs import FEWEST, DryRunError, dry_run
 from torch_uvm._tools.link_rates import link_rates
 from torch_uvm._tools.lower_bound import bound

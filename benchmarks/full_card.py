@@ -52,7 +52,7 @@ from _full_card_table import lines_of, losses_compared
 from _results import ROOT, describe, device_description, write_results
 from _runs import Result, Watch, environment, python, run_child
 
-from torch_uvm._tools.card_files import load_card
+from torch_uvm._tools.cards import load_card
 
 sys.path.insert(0, str(ROOT / "tests"))
 from _gpu_guard import GIB, MARGIN, MIB, Refused, check_afterwards, check_room, free_by_nvml, room

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from torch_uvm import _C
-from torch_uvm._tools.card_files import load_card
+from torch_uvm._tools.cards import load_card
 from torch_uvm._tools.plans import DEFERRED, IN_PLACE, Loop
 from torch_uvm.traces import read_trace
 

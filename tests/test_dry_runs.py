@@ -11,7 +11,7 @@ import _dry_scripts as scripts
 import pytest
 from _spawn import Spawn
 
-from torch_uvm._tools.card_files import load_card
+from torch_uvm._tools.cards import load_card
 from torch_uvm._tools.dry_runs import DryRun, DryRunError, dry_run
 from torch_uvm._tools.schedules import schedule_of
 from torch_uvm.traces import Trace, read_trace

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from torch_uvm._tools.access_traces import Operator, OperatorGroup, Storage, Trace
-from torch_uvm._tools.card_files import load_card
-from torch_uvm._tools.held_traces import device_times
+from torch_uvm._tools.cards import load_card
+from torch_uvm._tools.operator_times import device_times
 from torch_uvm._tools.plans import Loop
 from torch_uvm.traces import read_trace
 

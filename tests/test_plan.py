@@ -12,11 +12,18 @@ from typing import Any
 import pytest
 
 from torch_uvm import cli
-from torch_uvm._tools.card_files import load_card
+from torch_uvm._tools.cards import load_card
 from torch_uvm._tools.deferred_traces import deferred as derived
 from torch_uvm._tools.link_rates import LinkRates, link_rates, rates_of_engine
-from torch_uvm._tools.plans import DEFERRED, IN_PLACE, Loop, automatic_budgets, make_plan, room_of
-from torch_uvm._tools.replaced_storages import freed_before_replaced
+from torch_uvm._tools.plans import (
+    DEFERRED,
+    IN_PLACE,
+    Loop,
+    automatic_budgets,
+    freed_before_replaced,
+    make_plan,
+    room_of,
+)
 from torch_uvm._tools.schedules import TracedLoop
 from torch_uvm.traces import Trace, read_trace
 
@@ -231,7 +238,6 @@ class TestCommand:
         monkeypatch.setitem(sys.modules, "scipy", None)
         for name in [it for it in sys.modules if it.startswith("scipy.")]:
             monkeypatch.delitem(sys.modules, name)
-        for name in ("lower_bound", "linear_programme"):
-            monkeypatch.delitem(sys.modules, f"torch_uvm._tools.{name}", raising=False)
+        monkeypatch.delitem(sys.modules, "torch_uvm._tools.lower_bound", raising=False)
         said, _ = plan(["--from", str(trace_file), "--budgets", "4GiB"], capsys)
         assert "no bound: it needs scipy, which is not installed: pip install scipy" in said

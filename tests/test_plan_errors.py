@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from torch_uvm import cli
-from torch_uvm._tools.card_files import card_names, load_card
+from torch_uvm._tools.cards import card_names, load_card
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "benchmarks"))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from torch_uvm._tools.card_files import load_card
+from torch_uvm._tools.cards import load_card
 from torch_uvm._tools.plans import Loop
 from torch_uvm._tools.repeated_steps import repeated
 from torch_uvm.traces import Trace, read_trace

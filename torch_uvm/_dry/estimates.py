@@ -85,7 +85,7 @@ def estimate_memory(
         ValueError: an unknown card or size.
         RuntimeError: a function raised, or this process has used its accelerator.
     """
-    from torch_uvm._tools.card_files import load_card
+    from torch_uvm._tools.cards import load_card
     from torch_uvm._tools.dry_runs import STEPS, dry_fork
     from torch_uvm._tools.plans import loops_of, make_plan
 

@@ -23,7 +23,7 @@ from torch_uvm._dry.ranks import run_alone
 from torch_uvm._dry.saves import leave_out_saves
 from torch_uvm._dry.timeline import Timeline, durations_us
 from torch_uvm._dry.values import StandIns
-from torch_uvm._tools.access_recording import AccessRecording, record_accesses
+from torch_uvm._tools.recording import AccessRecording, record_accesses
 from torch_uvm._tools.cards import Card
 from torch_uvm._tools.dry_runs import trace_name
 from torch_uvm.report import allocation_sites

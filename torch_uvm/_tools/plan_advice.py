@@ -68,13 +68,8 @@ def _batch(plan: Plan) -> Iterator[str]:
     if grows < _WORTH * plan.peak_bytes or fixed >= plan.room_bytes:
         return
     part = (plan.room_bytes - fixed) / grows
+    grow = f"if the {_C.format_bytes(grows)} that a step makes beside gradients grow with the batch"
     if part < 1:
-        yield (
-            f"A batch {part:.2f} times as large would fit without a budget, if the "
-            f"{_C.format_bytes(grows)} that a step makes beside gradients grow with the batch."
-        )
+        yield f"A batch {part:.2f} times as large would fit without a budget, {grow}."
     elif part > 1.5:
-        yield (
-            f"A batch {part:.{1 if part < 10 else 0}f} times as large would still fit, if the "
-            f"{_C.format_bytes(grows)} that a step makes beside gradients grow with the batch."
-        )
+        yield f"A batch {part:.{1 if part < 10 else 0}f} times as large would still fit, {grow}."

@@ -11,7 +11,6 @@ from torch_uvm._tools.access_traces import Trace
 from torch_uvm._tools.cards import Card
 from torch_uvm._tools.deferred_traces import deferred
 from torch_uvm._tools.link_rates import rates_of_engine
-from torch_uvm._tools.replaced_storages import freed_before_replaced
 from torch_uvm._tools.schedules import EVERYTHING, Schedule, TracedLoop
 from torch_uvm._tools.trace_memory import TraceMemory, host_share, memory_of
 
@@ -87,6 +86,34 @@ def room_of(card: Card) -> int:
     memory = card.memory_bytes
     reserve = memory // 16 if memory < 8 << 30 else max(memory // 20, 512 * MIB)
     return memory - reserve
+
+
+def freed_before_replaced(trace: Trace) -> Trace:
+    """The trace, with each replaced storage freed one operator earlier: before its successor is made.
+
+    A loop replaces storages, as in ``x = next(batches)``. For a moment one value stands for two storages,
+    which no schedule can express.
+
+    A storage is replaced if it is freed behind an operator that does not use it, where a storage of as many
+    bytes is made, and if it was itself made behind an operator of this name.
+    """
+    operators = list(trace.operators)
+    makers: dict[int, str] = {}
+    for at, op in enumerate(operators):
+        made = [trace.storages[name].bytes for name in op.births] if op.deaths else []
+        earlier = []
+        for name in op.deaths if at > 0 and made else ():
+            size = trace.storages[name].bytes
+            used = name in op.reads or name in op.writes or name in op.births
+            if not used and size in made and makers.get(name) == op.name:
+                made.remove(size)
+                earlier.append(name)
+        if earlier:
+            before = operators[at - 1]
+            operators[at - 1] = replace(before, deaths=[*before.deaths, *earlier])
+            operators[at] = replace(op, deaths=[name for name in op.deaths if name not in earlier])
+        makers.update(dict.fromkeys(op.births, op.name))
+    return replace(trace, operators=operators)
 
 
 class Loop:

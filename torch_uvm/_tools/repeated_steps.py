@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from torch_uvm._tools.access_traces import Operator, OperatorGroup, Trace
+from torch_uvm._tools.access_traces import OperatorGroup, Trace
 
 
 def repeated(trace: Trace, size: int, steps: int) -> Trace | None:
@@ -89,15 +89,13 @@ class _Loop:
         for number, (old, new) in enumerate(zip(before.births, births, strict=True)):
             self.trace.storages[new] = self.trace.storages[old]
             self.made[new] = at, number
-        op = Operator(
-            before.name,
-            before.time_us + self.period_us,
-            before.in_place_ok,
-            tuple(map(self._later, before.reads)),
-            tuple(map(self._later, before.writes)),
-            births,
-            [],
-            before.workspace,
+        op = replace(
+            before,
+            time_us=before.time_us + self.period_us,
+            reads=tuple(map(self._later, before.reads)),
+            writes=tuple(map(self._later, before.writes)),
+            births=births,
+            deaths=[],
         )
         self.trace.operators.append(op)
         op.deaths.extend(map(self._later, before.deaths))

@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 
 from torch_uvm import _C
 from torch_uvm._tools.access_traces import Trace
-from torch_uvm._tools.held_traces import device_times
 from torch_uvm._tools.link_rates import H200, LinkRates
-from torch_uvm._tools.operator_times import operator_times
+from torch_uvm._tools.operator_times import device_times, operator_times
 
 EVERYTHING = 1 << 52  #: a budget in which nothing moves
 
@@ -199,18 +198,9 @@ def traced(trace: Trace) -> list[tuple[Any, ...]]:
     for at, op in enumerate(trace.operators):
         found = [name for name in dict.fromkeys((*op.reads, *op.writes)) if name not in born]
         born.update(found)
-        sized = [[(name, trace.storages[name].bytes) for name in names] for names in (found, op.births)]
-        rows.append(
-            (
-                op.name,
-                op.in_place_ok,
-                sized[0],
-                op.reads,
-                op.writes,
-                sized[1],
-                op.workspace,
-                op.deaths,
-                steps[at + 1],
-            )
+        begins, births = (
+            [(name, trace.storages[name].bytes) for name in names] for names in (found, op.births)
         )
+        used = (op.name, op.in_place_ok, begins, op.reads, op.writes)
+        rows.append((*used, births, op.workspace, op.deaths, steps[at + 1]))
     return rows

@@ -28,7 +28,6 @@ class TraceMemory:
     Args:
         peak_bytes: as the allocator counted it, with what blocks add to storages.
         added_bytes: what blocks add at the peak: alignment, and storages that no operator uses.
-        peak_at: the operator at the peak.
         largest_operator: bytes of the operands and results of the operator that has most of them, and its
             name. Operands that it may use on the host do not count.
         activations: bytes at the peak that the iteration makes and the backward uses later. Gradients, and
@@ -40,7 +39,6 @@ class TraceMemory:
 
     peak_bytes: int
     added_bytes: int
-    peak_at: str
     largest_operator: tuple[int, str]
     activations: int
     activations_made: int
@@ -89,7 +87,6 @@ def memory_of(trace: Trace, whole: Schedule) -> TraceMemory:
     return TraceMemory(
         max([levels[peak] + added, *recorded.values()]),
         added,
-        whole.operators[peak].name,
         _largest_operator(trace, whole, first),
         sum(whole.values[it].bytes for it in made - operands),
         sum(whole.values[it].bytes for it in made),
