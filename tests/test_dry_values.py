@@ -71,9 +71,12 @@ def test_shapes_that_depend_on_values(dry: DryMode) -> None:
     assert torch.where(x > 0)[1].shape == (30000,)
     values, inverse, counts = torch.unique(x, return_inverse=True, return_counts=True)
     assert (values.shape, inverse.shape, counts.shape) == ((60000,), (300, 200), (60000,))
+    rows, inverse = torch.unique_consecutive(x, return_inverse=True, dim=0)
+    assert (rows.shape, inverse.shape) == ((300, 200), (300,))
     assert torch.bincount(x.argmax(1), weights=big(300), minlength=250).shape == (250,)
     assert x.repeat_interleave(x[:, 0].round().long(), dim=0).shape == (300, 200)
-    names = {"nonzero", "index", "masked_select", "unique2", "bincount", "repeat_interleave"}
+    names = {"nonzero", "index", "masked_select", "unique2", "unique_consecutive"}
+    names |= {"bincount", "repeat_interleave"}
     assert {it[0] for it in dry.stand_ins.counts} == names
     assert all(__file__ in place for _, place in dry.stand_ins.counts)
 

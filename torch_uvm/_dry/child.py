@@ -16,14 +16,14 @@ _LONGEST = 200  # characters of an exception
 _GPU_WORDS = ("CUDA", "cuda", "NVTX", "NVIDIA", "cuDNN", "nvml", "NVML", "NCCL")
 
 
-def run_here(run: Run, program: Callable[[], object], folder: Path) -> NoReturn:
-    """Runs it, and leaves the process. What ends the run is in error.json."""
+def run_here(run: Run, program: Callable[[], object]) -> NoReturn:
+    """Leaves the process. What ends the run is in error.json."""
     run.begin()
     try:
         program()
     except BaseException as error:
         if not isinstance(error, SystemExit) or error.code not in (None, 0):
-            _tell(error, folder)
+            _tell(error, run.folder)
     run.finish(ended=True)
 
 
@@ -36,7 +36,7 @@ def _tell(error: BaseException, folder: Path) -> None:
         message = f"the script exited with status {error.code}, before the steps that a plan needs"
     else:
         message = _of_exception(error, traceback.extract_tb(shown))
-    (folder / "error.json").write_text(json.dumps({"message": message}))
+    (folder / "error.json").write_text(json.dumps(message))
 
 
 def _of_exception(error: BaseException, frames: Sequence[traceback.FrameSummary]) -> str:

@@ -30,7 +30,7 @@ class Work:
     bytes: int
 
 
-_KINDS = (("attention", "attention"), ("convolution", "convolution"), ("conv", "convolution"))
+_KINDS = (("attention", "attention"), ("conv", "convolution"))
 #: Operators that use as many rows of their first tensor as they return, or are given.
 _ROWS = ("aten::embedding", "aten::index_select", "aten::index", "aten::gather")
 #: Arguments that are written and not read.
@@ -48,8 +48,7 @@ _PASSES = (
 _LAUNCHES = {"aten::nonzero": 6, "aten::masked_select": 7, "aten::index_put": 14, "aten::index_put_": 14}
 _BY_MASK = 6  # of `index` with a mask, in addition
 #: Parts of the efficiency of the same kind, where an operator reaches less.
-_GROUPED = 0.1
-_ATTENTION_BACKWARD = 0.5
+_PARTS = {"grouped_convolution": 0.1, "attention_backward": 0.5}
 
 
 def used_bytes(tensor: Tensor) -> int:
@@ -119,11 +118,9 @@ def device_us(work: Work, card: Card) -> float:
     seconds = work.bytes / (card.memory_rate * card.efficiency.get("memory", 1.0))
     if work.flops:
         rate = card.flops.get(work.dtype) or card.flops["float32"]
-        part = {"grouped_convolution": _GROUPED, "attention_backward": _ATTENTION_BACKWARD}.get(
-            work.kind, 1.0
-        )
         kind = "convolution" if "convolution" in work.kind else work.kind.removesuffix("_backward")
-        seconds = max(seconds, work.flops / (rate * part * card.efficiency.get(kind, 1.0)))
+        rate *= _PARTS.get(work.kind, 1.0)
+        seconds = max(seconds, work.flops / (rate * card.efficiency.get(kind, 1.0)))
     return seconds * 1e6 + card.launch_us
 
 
@@ -133,9 +130,8 @@ def copy_us(work: Work, card: Card, to_host: bool) -> float:
 
 
 def _groups(name: str, args: tuple[Any, ...]) -> int:
-    if name == "aten::convolution_backward":
-        return int(args[9]) if len(args) > 9 else 1
-    return int(args[8]) if len(args) > 8 else 1
+    at = 9 if name == "aten::convolution_backward" else 8
+    return int(args[at]) if len(args) > at else 1
 
 
 def _rate_of(kind: str, operands: list[Tensor]) -> str:

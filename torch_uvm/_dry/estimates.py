@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -99,10 +98,7 @@ def estimate_memory(
             from torch_uvm._dry.run import Run
 
             _use_the_emulated_accelerator()
-            report = os.fdopen(progress, "w", buffering=1)
-            run_here(
-                Run(folder, steps, [of], report), lambda: _train(model_fn, sample_fn, optimizer_fn), folder
-            )
+            run_here(Run(folder, steps, [of], progress), lambda: _train(model_fn, sample_fn, optimizer_fn))
 
         for steps in STEPS:
             found = dry_fork(functools.partial(run, steps=steps), folder=folder)

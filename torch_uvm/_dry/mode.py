@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,7 +13,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_uvm._dry import plausible, unknown_shapes
 from torch_uvm._dry.costs import copy_us, device_us, launches_of, precision, work_of
-from torch_uvm._dry.host_memory import reserved
 from torch_uvm._dry.results import New, NoResult, OperatorInfo, Result, Results, made, news, tensors_of
 from torch_uvm._dry.sizes import Sizes
 from torch_uvm._dry.timeline import Timeline
@@ -24,6 +25,7 @@ from torch_uvm._dry.values import (
     is_virtual,
     mark_nominal,
     mark_written,
+    reserved,
 )
 from torch_uvm._tools.cards import Card
 
@@ -37,6 +39,61 @@ _NOT_OURS = frozenset({"c10d", "_c10d_functional"})
 _COPIES = frozenset({"aten::_to_copy", "aten::copy_"})
 #: They say whether gradients are finite; in a dry run they always are.
 _FINITE = frozenset({"aten::_amp_foreach_non_finite_check_and_unscale_"})
+
+
+@dataclass(slots=True)
+class _Call:
+    """An operator, its arguments, and the tensors among them. ``name`` is without the overload.
+
+    ``virtual``: an operand has no values.
+    """
+
+    op: torch._ops.OpOverload
+    name: str
+    info: OperatorInfo
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    tensors: list[Tensor]
+    virtual: bool
+
+    def run(self) -> Any:
+        return self.op(*self.args, **self.kwargs)
+
+    def run_and_mark(self) -> Any:
+        """Runs it; the results have values. Those that follow from nominal ones are marked."""
+        returned = self.run()
+        for it in tensors_of(returned):
+            mark_written(it)
+        if not self.is_computed():
+            for it in (*tensors_of(returned), *self.written()):
+                mark_nominal(it)
+        return returned
+
+    def written(self) -> Iterator[Tensor]:
+        """The operands that it writes to."""
+        return self.info.written_values(self.args, self.kwargs)
+
+    def is_computed(self) -> bool:
+        """Whether all operands have the values of a real run."""
+        return all(map(is_computed, self.tensors))
+
+    def is_on_host(self) -> bool:
+        return all(it.is_cpu for it in self.tensors)
+
+    def device(self) -> torch.device:
+        """The results' device."""
+        asked = self.kwargs.get("device")
+        if asked is not None:
+            return torch.device(asked)
+        if not self.tensors:
+            return torch.device("cpu")
+        written = next(self.info.written_values((), self.kwargs), None)
+        if written is not None:
+            return written.device
+        if self.info.returns_arguments:
+            return self.tensors[0].device
+        of = [it.device for it in self.tensors if it.dim() > 0] or [self.tensors[0].device]
+        return next((it for it in of if it.type != "cpu"), of[0])
 
 
 class DryMode(TorchDispatchMode):
@@ -84,100 +141,95 @@ class DryMode(TorchDispatchMode):
         name = func.name().partition(".")[0]
         if name == "aten::_fused_sdp_choice":
             return _attention_kernel(*args, **kwargs)
-        device = _device_of(func, info, tensors, kwargs)
+        call = _Call(func, name, info, args, kwargs, tensors, any(map(is_virtual, tensors)))
+        device = call.device()
         if device.type == "meta":
-            return func(*args, **kwargs)
-        virtual = any(is_virtual(it) for it in tensors)
-        if device.type == "cpu" and not virtual and tensors and all(it.is_cpu for it in tensors):
-            return self._as_it_is(func, info, tensors, args, kwargs)
+            return call.run()
+        if device.type == "cpu" and not call.virtual and tensors and call.is_on_host():
+            return call.run_and_mark()
         if not info.returns_tensors and not info.returns_arguments:
-            return self._value(func, name, tensors, args, kwargs, virtual)
+            return self._value(call)
         if name in _ALLOCATE:
-            return self._allocated(func, args, kwargs, device)
+            return self._allocated(call, device)
         if name == "aten::_pin_memory":
-            return tensors[0] if virtual else func(*args, **kwargs)
+            return tensors[0] if call.virtual else call.run()
         began = time.monotonic_ns()
         given = dict(zip(info.names, args, strict=False)) | kwargs
         unknown = unknown_shapes.depends_on_values(func, name, given)
-        returned = self._returned(func, info, name, tensors, args, kwargs, given, unknown, virtual, device)
+        returned = self._returned(call, given, unknown, device)
         if not info.returns_arguments:
             self._follow(name, returned, tensors, unknown_shapes.decided_by(name, given) if unknown else [])
-        if device.type != "cpu" or any(not it.is_cpu for it in tensors):
-            to_host = device.type == "cpu"
-            known = None if unknown else self._results.key(func, args, kwargs, tensors)
-            key = (known, to_host, *precision())
-            cost = self._costs.get(key)
-            if cost is None:
-                written = info.written_values(args, kwargs)
-                work = work_of(func, args, kwargs, returned, written)
-                launches = launches_of(name, unknown)
-                if name in _COPIES and (to_host or any(it.is_cpu for it in tensors)):
-                    us = tuple(copy_us(work, it, to_host) for it in self.cards)
-                else:
-                    us = tuple(device_us(work, it) + (launches - 1) * it.launch_us for it in self.cards)
-                cost = us, "convolution" in work.kind, launches
-                if known is not None:
-                    self._costs[key] = cost
-            listed = len(args[0]) if args and isinstance(args[0], (list, tuple)) else 0
-            self.timeline.kernel(
-                cost[0],
-                waits=to_host or unknown,
-                began_ns=began,
-                is_convolution=cost[1],
-                listed=listed,
-                launches=cost[2],
-            )
-            if to_host and not all(map(is_computed, tensors)):
-                self.stand_ins.note("copy to the host", "no values")
+        if device.type != "cpu" or not call.is_on_host():
+            self._note_time(call, returned, unknown, device.type == "cpu", began)
         return returned
 
-    def _returned(
-        self,
-        func: torch._ops.OpOverload,
-        info: OperatorInfo,
-        name: str,
-        tensors: list[Tensor],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        given: dict[str, Any],
-        unknown: bool,
-        virtual: bool,
-        device: torch.device,
-    ) -> Any:
+    def _note_time(self, call: _Call, returned: Any, unknown: bool, to_host: bool, began_ns: int) -> None:
+        """Adds the operator to the timeline."""
+        known = None if unknown else self._results.key(call.op, call.args, call.kwargs, call.tensors)
+        key = (known, to_host, *precision())
+        cost = self._costs.get(key)
+        if cost is None:
+            work = work_of(call.op, call.args, call.kwargs, returned, call.written())
+            launches = launches_of(call.name, unknown)
+            if call.name in _COPIES and (to_host or any(it.is_cpu for it in call.tensors)):
+                us = tuple(copy_us(work, it, to_host) for it in self.cards)
+            else:
+                us = tuple(device_us(work, it) + (launches - 1) * it.launch_us for it in self.cards)
+            cost = us, "convolution" in work.kind, launches
+            if known is not None:
+                self._costs[key] = cost
+        us, is_convolution, launches = cost
+        self.timeline.kernel(
+            us,
+            waits=to_host or unknown,
+            began_ns=began_ns,
+            is_convolution=is_convolution,
+            listed=len(call.args[0]) if call.args and isinstance(call.args[0], (list, tuple)) else 0,
+            launches=launches,
+        )
+        if to_host and not call.is_computed():
+            self.stand_ins.note("copy to the host", "no values")
+
+    def _returned(self, call: _Call, given: dict[str, Any], unknown: bool, device: torch.device) -> Any:
+        """What the operator returns.
+
+        Args:
+            given: its arguments by name.
+            unknown: shapes depend on values.
+        """
+        info, name, tensors = call.info, call.name, call.tensors
         if info.returns_arguments and not info.writes_out:
-            if not virtual:
-                return self._as_it_is(func, info, tensors, args, kwargs)
+            if not call.virtual:
+                return call.run_and_mark()
             if name in _FINITE:
                 self.stand_ins.note("gradients that overflow", "none")
             else:
-                for it in info.written_values(args, kwargs):
+                for it in call.written():
                     mark_nominal(it)
-            returned = [info.argument(at, args, kwargs) for at in info.returned if at is not None]
+            returned = [info.argument(at, call.args, call.kwargs) for at in info.returned if at is not None]
             return tuple(returned) if len(returned) > 1 else returned[0] if returned else None
         if unknown:
-            if not virtual:
-                return self._as_it_is(func, info, tensors, args, kwargs)
+            if not call.virtual:
+                return call.run_and_mark()
             result: Result = unknown_shapes.result_of(name, given)
         else:
-            result = self._results.of(func, args, kwargs, tensors)
+            result = self._results.of(call.op, call.args, call.kwargs, tensors)
             most = SMALL if device.type != "cpu" else LARGE_ON_HOST
-            is_known = not virtual and not (
-                plausible.decides(name, tensors) and not all(map(is_computed, tensors))
-            )
+            is_known = not call.virtual and (not plausible.decides(name, tensors) or call.is_computed())
             if is_known and all(can_have_values(it.bytes, it.dtype, most) for it in news(result)):
-                return self._as_it_is(func, info, tensors, args, kwargs)
+                return call.run_and_mark()
         if info.writes_out:
-            _resize_outputs(func, info, result, args, kwargs)
-        is_nominal = virtual or not all(map(is_computed, tensors))
+            _check_outputs(call)
+        is_nominal = call.virtual or not call.is_computed()
 
         def make(new: New) -> Tensor:
-            if not can_have_values(new.bytes, new.dtype):
-                if device.type == "cpu":
-                    return reserved(new.size, new.stride, new.dtype, new.bytes)
-                tensor = new.make(device)
+            has_values = can_have_values(new.bytes, new.dtype)
+            if not has_values and device.type == "cpu":
+                return reserved(new.size, new.stride, new.dtype, new.bytes)
+            tensor = new.make(device)
+            if not has_values:
                 plausible.note_uniform(name, tensor)
                 return tensor
-            tensor = new.make(device)
             mark_written(tensor)
             plausible.fill(tensor, name, given)
             if is_nominal:
@@ -195,60 +247,29 @@ class DryMode(TorchDispatchMode):
             self.sizes.begin(key, results)
         self.sizes.follow(name, results, tensors)
 
-    def _as_it_is(
-        self,
-        func: torch._ops.OpOverload,
-        info: OperatorInfo,
-        tensors: list[Tensor],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
-        """Runs the operator; its results have values. Those that follow from nominal ones are marked."""
-        returned = func(*args, **kwargs)
-        for it in tensors_of(returned):
-            mark_written(it)
-        if tensors and not all(map(is_computed, tensors)):
-            for it in (*tensors_of(returned), *info.written_values(args, kwargs)):
-                mark_nominal(it)
-        return returned
-
-    def _allocated(
-        self,
-        func: torch._ops.OpOverload,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        device: torch.device,
-    ) -> Any:
-        creates = not any(isinstance(it, Tensor) for it in args)
-        if device.type == "cpu" and creates and not kwargs.get("pin_memory"):
-            new = self._results.of(func, args, kwargs, [])
+    def _allocated(self, call: _Call, device: torch.device) -> Any:
+        creates = not any(isinstance(it, Tensor) for it in call.args)
+        if device.type == "cpu" and creates and not call.kwargs.get("pin_memory"):
+            new = self._results.of(call.op, call.args, call.kwargs, [])
             if isinstance(new, New) and not can_have_values(new.bytes, new.dtype, LARGE_ON_HOST):
                 return reserved(new.size, new.stride, new.dtype, new.bytes)
-        returned = func(*args, **kwargs)
+        returned = call.run()
         if creates:
             if can_have_values(returned.untyped_storage().nbytes(), returned.dtype):
                 mark_written(returned)
             self.sizes.follow("", [returned], [])
         return returned
 
-    def _value(
-        self,
-        func: torch._ops.OpOverload,
-        name: str,
-        tensors: list[Tensor],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        virtual: bool,
-    ) -> Any:
+    def _value(self, call: _Call) -> Any:
         """An operator that returns no tensor: `item`, `equal`, questions about shapes."""
-        on_device = any(not it.is_cpu for it in tensors)
+        name = call.name
         if name not in ("aten::_local_scalar_dense", "aten::equal"):
-            return func(*args, **kwargs)
-        if on_device:
+            return call.run()
+        if not call.is_on_host():
             self.timeline.kernel((), waits=True, began_ns=time.monotonic_ns())
-        dtype = tensors[0].dtype if name != "aten::equal" else torch.bool
-        value = plausible.assumed(name, dtype) if virtual else func(*args, **kwargs)
-        if not all(map(is_computed, tensors)):
+        dtype = call.tensors[0].dtype if name != "aten::equal" else torch.bool
+        value = plausible.assumed(name, dtype) if call.virtual else call.run()
+        if not call.is_computed():
             what = name.removeprefix("aten::").replace("_local_scalar_dense", "item")
             key = self.stand_ins.note(what, value)
             if type(value) is int:
@@ -266,37 +287,11 @@ def _attention_kernel(query: Tensor, key: Tensor, value: Tensor, mask: Any = Non
     return _MATH if isinstance(mask, Tensor) and mask.requires_grad else _FLASH
 
 
-def _device_of(
-    func: torch._ops.OpOverload, info: OperatorInfo, tensors: list[Tensor], kwargs: dict[str, Any]
-) -> torch.device:
-    """The device of an operator's results."""
-    asked = kwargs.get("device")
-    if asked is not None:
-        return torch.device(asked)
-    if not tensors:
-        return torch.device("cpu")
-    written = next(iter(info.written_values((), kwargs)), None)
-    if written is not None:
-        return written.device
-    if info.returns_arguments:
-        return tensors[0].device
-    return next((it.device for it in tensors if it.dim() > 0 and not it.is_cpu), None) or next(
-        (it.device for it in tensors if it.dim() > 0), tensors[0].device
-    )
-
-
-def _resize_outputs(
-    func: torch._ops.OpOverload,
-    info: OperatorInfo,
-    result: Result,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> None:
-    """Gives `out=` tensors the size that the operator would have given them."""
-    plain = getattr(func.overloadpacket, "default", None)
-    if plain is None or any(it.numel() for it in info.written_values(args, kwargs)):
-        return
-    outs = list(info.written_values(args, kwargs))
-    raise NoResult(
-        f"operator {func} resizes its out= argument, {tuple(outs[0].shape)}; pass one of the right size"
-    )
+def _check_outputs(call: _Call) -> None:
+    """Refuses empty `out=` tensors: the operator would resize them."""
+    outs = list(call.written())
+    if hasattr(call.op.overloadpacket, "default") and not any(it.numel() for it in outs):
+        raise NoResult(
+            f"operator {call.op} resizes its out= argument, {tuple(outs[0].shape)}; "
+            f"pass one of the right size"
+        )

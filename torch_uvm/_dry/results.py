@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -60,14 +61,7 @@ class New:
         return memory.as_strided(self.size, self.stride)
 
 
-@dataclass(frozen=True)
-class Constant:
-    """The result is no tensor."""
-
-    value: object
-
-
-#: A list or tuple of results, or one of the above.
+#: One of the above, a list or tuple of results, or a value that is no tensor.
 Result = Any
 
 
@@ -81,22 +75,21 @@ class OperatorInfo:
 
     def __init__(self, op: torch._ops.OpOverload) -> None:
         schema = op._schema
-        aliases = [it.alias_info for it in schema.returns]
-        self.name = op.name()
-        self.is_view = any(it is not None and not it.is_write for it in aliases) or self.name in _UNSAFE
-        self.returns_arguments = all(it is not None and it.is_write for it in aliases)
-        self.written = [it.alias_info is not None and it.alias_info.is_write for it in schema.arguments]
+        given = [it.alias_info for it in schema.arguments]
+        returned = [it.alias_info for it in schema.returns]
+        self.is_view = any(it is not None and not it.is_write for it in returned) or op.name() in _UNSAFE
+        self.returns_arguments = all(it is not None and it.is_write for it in returned)
+        self.written = [it is not None and it.is_write for it in given]
         self.names = [it.name for it in schema.arguments]
         self.writes_out = any(
-            it.alias_info is not None and it.alias_info.is_write and it.kwarg_only for it in schema.arguments
+            is_written and it.kwarg_only
+            for is_written, it in zip(self.written, schema.arguments, strict=True)
         )
         # An alias set is a letter: by returned value, the argument with the same one.
-        sets = [set(it.alias_info.before_set) if it.alias_info else set() for it in schema.arguments]
+        sets = [set(it.before_set) if it else set() for it in given]
         self.returned = [
-            next(
-                (at for at, names in enumerate(sets) if alias is not None and names & alias.before_set), None
-            )
-            for alias in aliases
+            next((at for at, names in enumerate(sets) if it is not None and names & it.before_set), None)
+            for it in returned
         ]
         self.returns_tensors = any("Tensor" in str(it.type) for it in schema.returns)
 
@@ -133,15 +126,8 @@ class Results:
     """Finds results, and remembers them by operator and by the arguments' shapes."""
 
     def __init__(self) -> None:
-        self._infos: dict[torch._ops.OpOverload, OperatorInfo] = {}
+        self.info = functools.cache(OperatorInfo)  #: by operator
         self._known: dict[object, Result] = {}
-
-    def info(self, op: torch._ops.OpOverload) -> OperatorInfo:
-        """What the schema says."""
-        found = self._infos.get(op)
-        if found is None:
-            found = self._infos[op] = OperatorInfo(op)
-        return found
 
     def key(
         self, op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any], tensors: list[Tensor]
@@ -231,7 +217,7 @@ def _described(value: Any, numbers: dict[int, int]) -> Result:
     if isinstance(value, (list, tuple)):
         described = [_described(it, numbers) for it in value]
         return described if isinstance(value, list) else tuple(described)
-    return Constant(value)
+    return value
 
 
 def _key(value: Any, with_floats: bool) -> object:
@@ -255,10 +241,10 @@ def made(result: Result, make: Callable[[New], Tensor], tensors: Sequence[Tensor
         return make(result)
     if isinstance(result, Alias):
         return tensors[result.number]
-    if isinstance(result, Constant):
-        return result.value
-    values = [made(it, make, tensors) for it in result]
-    return values if isinstance(result, list) else tuple(values)
+    if isinstance(result, (list, tuple)):
+        values = [made(it, make, tensors) for it in result]
+        return values if isinstance(result, list) else tuple(values)
+    return result
 
 
 def news(result: Result) -> Iterator[New]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import dataclasses
 import json
 import os
 import sys
@@ -11,7 +10,7 @@ import time
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn, TextIO
+from typing import Any, NoReturn
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -23,9 +22,9 @@ from torch_uvm._dry.ranks import run_alone
 from torch_uvm._dry.saves import leave_out_saves
 from torch_uvm._dry.timeline import Timeline, durations_us
 from torch_uvm._dry.values import StandIns
-from torch_uvm._tools.recording import AccessRecording, record_accesses
 from torch_uvm._tools.cards import Card
 from torch_uvm._tools.dry_runs import trace_name
+from torch_uvm._tools.recording import AccessRecording, record_accesses
 from torch_uvm.report import allocation_sites
 
 _MOST_SITES = 64
@@ -41,14 +40,15 @@ class Run:
         folder: for the trace and the result.
         steps: to record after the first.
         cards: whose times the traces get; scripts see the first.
-        report: gets lines with hundredths of steps done, and all of them; then "end".
+        progress: an open file; it gets lines with hundredths of steps done, and all of them; then "end".
     """
 
-    def __init__(self, folder: Path, steps: int, cards: Sequence[Card], report: TextIO) -> None:
+    def __init__(self, folder: Path, steps: int, cards: Sequence[Card], progress: int) -> None:
         self.mode = DryMode(*cards)
-        self._folder = folder
+        self.folder = folder
+        self._raw = folder / "raw.trace"
         self._steps = steps
-        self._report = report
+        self._report = os.fdopen(progress, "w", buffering=1)
         self._cards = cards
         self._first: torch.optim.Optimizer | None = None
         self._done = 0
@@ -83,7 +83,8 @@ class Run:
         self._tell()
         if self._done <= self._warm:
             self._before = max(self._before, _peak())
-            _reset_peaks()
+            for it in _devices():
+                reset_peak_memory_stats(it)
             if self._recording is not None:
                 self._recording.stop()
             self._recording = record_accesses(self._raw)
@@ -98,10 +99,6 @@ class Run:
             part = min((len(self.mode.timeline.kernels) - self._ends[-1]) / max(last, 1), 0.99)
         self._report.write(f"{int(100 * (self._done + part))} {100 * (self._warm + self._steps)}\n")
 
-    @property
-    def _raw(self) -> Path:
-        return self._folder / "raw.trace"
-
     def finish(self, *, ended: bool) -> NoReturn:
         """Writes the traces with the cards' times, and the result. Leaves the process."""
         peak = _peak()
@@ -111,38 +108,23 @@ class Run:
             self._recording.stop()
             last_step, last_ms = self._time_traces()
         sites = sorted(allocation_sites.storages(), key=lambda it: -it.most_bytes)[:_MOST_SITES]
+        stand_ins, sizes = self.mode.stand_ins, self.mode.sizes
         found = {
             "steps": max(self._done - self._warm, 0),
             "last_step": last_step,
             "peak_bytes": max(self._before, peak),
             "step_peak_bytes": peak,
             "step_ms": last_ms,
-            "sites": [
-                {
-                    "file": it.file or "",
-                    "line": it.line,
-                    "function": it.function,
-                    "node": it.node,
-                    "bytes": it.most_bytes,
-                    "storages": it.most_alive,
-                }
-                for it in sites
+            "sites": [(it.file, it.line, it.function, it.node, it.most_bytes, it.most_alive) for it in sites],
+            "stand_ins": [  # as `StandIn` has them
+                (*key, count, stand_ins.values[key], sizes.at_peak_of(key))
+                for key, count in stand_ins.counts.most_common()
             ],
-            "stand_ins": [
-                {
-                    "what": it[0],
-                    "place": it[1],
-                    "count": count,
-                    "value": self.mode.stand_ins.values[it],
-                    "peak_bytes": self.mode.sizes.at_peak_of(it),
-                }
-                for it, count in self.mode.stand_ins.counts.most_common()
-            ],
-            "uncertain_bytes": self.mode.sizes.at_peak_of(None),
+            "uncertain_bytes": sizes.at_peak_of(None),
             "ended": ended,
             "cards": len(self._cards),
         }
-        (self._folder / "run.json").write_text(json.dumps(found))
+        (self.folder / "run.json").write_text(json.dumps(found))
         self._report.write("end\n")
         self._report.flush()
         sys.stdout.flush()
@@ -159,7 +141,7 @@ class Run:
         steps = []
         for number, card in enumerate(self._cards):
             durations = durations_us(self.mode.timeline.kernels, begins, card.host_us, number)
-            with open(self._folder / trace_name(number), "w", encoding="utf-8") as out:
+            with open(self.folder / trace_name(number), "w", encoding="utf-8") as out:
                 out.writelines(lines)
                 out.writelines(
                     f'{{"ran": {at}, "operators": 1, "us": {us:.3f}}}\n' for at, us in enumerate(durations)
@@ -206,14 +188,4 @@ def _devices() -> list[torch.device]:
 
 
 def _peak() -> int:
-    return max(max_memory_allocated(it) for it in _devices())
-
-
-def _reset_peaks() -> None:
-    for it in _devices():
-        reset_peak_memory_stats(it)
-
-
-def card_of(fields: dict[str, Any]) -> Card:
-    """The inverse of `dataclasses.asdict`."""
-    return Card(**{it.name: fields[it.name] for it in dataclasses.fields(Card)})
+    return max(map(max_memory_allocated, _devices()))

@@ -79,11 +79,9 @@ class Timeline:
         listed: int = 0,
         launches: int = 1,
     ) -> None:
-        """The host queues an operator.
+        """The host queues an operator: see `Kernel`.
 
         Args:
-            device_us: what it takes on each card.
-            waits: the host waits for its end.
             began_ns: when it began, dry, by the monotonic clock.
             listed: how many tensors its first list has.
             launches: how many kernels it has.

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._prims_common import make_contiguous_strides_for
 
 from torch_uvm._dry.results import New, Result, meta_of
 from torch_uvm._dry.values import is_virtual
@@ -16,12 +17,7 @@ _MASKS = (torch.bool, torch.uint8)
 
 
 def _rows(size: tuple[int, ...], dtype: torch.dtype) -> New:
-    strides = []
-    step = 1
-    for extent in reversed(size):
-        strides.append(step)
-        step *= max(extent, 1)
-    return New(size, tuple(reversed(strides)), dtype)
+    return New(size, make_contiguous_strides_for(size), dtype)
 
 
 def _chosen(mask: Tensor, size: tuple[int, ...] | None = None) -> int:
@@ -42,17 +38,18 @@ def _masked_select(given: _Arguments) -> Result:
 
 
 def _unique(given: _Arguments) -> Result:
+    """As if all were different: elements, or slices along a dimension."""
     x = given["self"]
-    inverse = x.shape if given.get("return_inverse") else (0,)
-    counts = (x.numel(),) if given.get("return_counts") else (0,)
-    return (_rows((x.numel(),), x.dtype), _rows(tuple(inverse), torch.int64), _rows(counts, torch.int64))
-
-
-def _unique_dim(given: _Arguments) -> Result:
-    x, dim = given["self"], given["dim"]
-    inverse = (x.shape[dim],) if given.get("return_inverse") else (0,)
-    counts = (x.shape[dim],) if given.get("return_counts") else (0,)
-    return (_rows(tuple(x.shape), x.dtype), _rows(inverse, torch.int64), _rows(counts, torch.int64))
+    size, count = (x.numel(),), x.numel()
+    inverse = tuple(x.shape)
+    if given.get("dim") is not None:
+        size, count = tuple(x.shape), x.shape[given["dim"]]
+        inverse = (count,)
+    sizes = (
+        inverse if given.get("return_inverse") else (0,),
+        (count,) if given.get("return_counts") else (0,),
+    )
+    return (_rows(size, x.dtype), *(_rows(it, torch.int64) for it in sizes))
 
 
 def _bincount(given: _Arguments) -> Result:
@@ -87,7 +84,7 @@ _RESULTS: dict[str, Callable[[_Arguments], Result]] = {
     "aten::masked_select": _masked_select,
     "aten::_unique2": _unique,
     "aten::unique_consecutive": _unique,
-    "aten::unique_dim": _unique_dim,
+    "aten::unique_dim": _unique,
     "aten::bincount": _bincount,
     "aten::repeat_interleave": _repeat_interleave,
     "aten::index": _index,

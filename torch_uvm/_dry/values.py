@@ -7,7 +7,9 @@ what follows from them is computed. Other tensors have none: their memory is nev
 
 from __future__ import annotations
 
+import mmap
 from collections import Counter
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -24,6 +26,7 @@ LARGE_ON_HOST = 1 << 20
 _STATE = "_torch_uvm_dry"  # an attribute of storages: which kind of no values they have
 _NOMINAL = "nominal"
 _VIRTUAL = "virtual"
+_NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # Python has the name from 3.13 on
 _WRITTEN = "_torch_uvm_written"  # an attribute of storages beyond `SMALL` that have values
 
 
@@ -50,9 +53,17 @@ def is_computed(tensor: Tensor) -> bool:
     return not hasattr(tensor.untyped_storage(), _STATE) and not is_virtual(tensor)
 
 
-def mark_virtual(tensor: Tensor) -> None:
-    """Its memory is not to be written from now on."""
-    setattr(tensor.untyped_storage(), _STATE, _VIRTUAL)
+def reserved(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, bytes: int) -> Tensor:
+    """A tensor on the CPU of zeros, marked as virtual. Pages take no memory until they are written.
+
+    Args:
+        bytes: of its storage; at least 1.
+    """
+    memory = mmap.mmap(-1, bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
+    storage = torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
+    tensor = torch.empty(0, dtype=dtype).set_(storage, 0, tuple(size), tuple(stride))
+    setattr(storage, _STATE, _VIRTUAL)
+    return tensor
 
 
 def mark_written(tensor: Tensor) -> None:

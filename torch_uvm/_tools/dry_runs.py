@@ -6,7 +6,6 @@ import dataclasses
 import json
 import os
 import signal
-import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -33,16 +32,15 @@ def short(file: str) -> str:
     return file.removeprefix(here).rpartition(f"site-packages{os.sep}")[2]
 
 
-def _by_line(sites: Sequence[Mapping[str, Any]]) -> dict[str, tuple[int, int]]:
+def _by_line(sites: Sequence[Sequence[Any]]) -> dict[str, tuple[int, int]]:
     """By line of the script, or node of the backward graph, what it had at once; the largest first."""
     found: dict[str, tuple[int, int]] = {}
-    for it in sites:
-        place = f"the backward, {it['node']}" if it["node"] else "made by no line of the script"
-        if it["file"]:
-            node = f", {it['node']}" if it["node"] else ""
-            place = f"{short(it['file'])}:{it['line']} in {it['function']}{node}"
+    for file, line, function, node, more_bytes, more_storages in sites:
+        place = f"the backward, {node}" if node else "made by no line of the script"
+        if file:
+            place = f"{short(file)}:{line} in {function}" + (f", {node}" if node else "")
         bytes, storages = found.get(place, (0, 0))
-        found[place] = bytes + it["bytes"], storages + it["storages"]
+        found[place] = bytes + more_bytes, storages + more_storages
     return dict(sorted(found.items(), key=lambda it: -it[1][0]))
 
 
@@ -158,33 +156,28 @@ def dry_run(
     Raises:
         DryRunError: the script raised, ran no step, or uses what a dry run cannot give.
     """
-    read_end, write_end = os.pipe()
-    output = _emptied(folder)
-    request = {
-        "argv": list(argv),
-        "cards": [dataclasses.asdict(it) for it in (card, *others)],
-        "folder": str(folder.absolute()),
-        "steps": steps,
-        "progress": write_end,
-    }
-    with open(output, "wb") as file:
-        child = subprocess.Popen(
+
+    def start(output: Path, read_end: int, write_end: int) -> int:
+        request = {
+            "argv": list(argv),
+            "cards": [dataclasses.asdict(it) for it in (card, *others)],
+            "folder": str(folder.absolute()),
+            "steps": steps,
+            "progress": write_end,
+        }
+        os.set_inheritable(write_end, True)
+        return os.posix_spawn(
+            sys.executable,
             [sys.executable, "-m", "torch_uvm.cli.dry_child", json.dumps(request)],
-            env=_environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            pass_fds=[write_end],
+            _environment(),
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_OPEN, 1, str(output), os.O_WRONLY | os.O_CREAT, 0o666),
+                (os.POSIX_SPAWN_DUP2, 1, 2),
+            ],
         )
-    os.close(write_end)
-    try:
-        _follow(read_end, progress)
-        code = child.wait()
-    finally:
-        if child.poll() is None:
-            child.kill()
-            child.wait()
-    return _result(folder, output, code)
+
+    return _run(start, folder, progress)
 
 
 def dry_fork(run: Callable[[int], object], *, folder: Path) -> DryRun:
@@ -193,26 +186,49 @@ def dry_fork(run: Callable[[int], object], *, folder: Path) -> DryRun:
     Args:
         run: gets the end of the pipe for progress, writes the result into ``folder``, and leaves the process.
     """
+
+    def start(output: Path, read_end: int, write_end: int) -> int:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of threads without locks
+            child = os.fork()
+        if child == 0:
+            try:
+                os.close(read_end)
+                file = os.open(output, os.O_WRONLY | os.O_CREAT)
+                os.dup2(file, 1)
+                os.dup2(file, 2)
+                run(write_end)
+            except Exception as error:
+                (folder / "error.json").write_text(json.dumps(f"{type(error).__name__}: {error}"))
+            finally:
+                os._exit(1)
+        return child
+
+    return _run(start, folder, None)
+
+
+def _run(
+    start: Callable[[Path, int, int], int], folder: Path, progress: Callable[[int, int], object] | None
+) -> DryRun:
+    """Follows a process until it ends.
+
+    Args:
+        start: gets the file for the output, and both ends of the pipe for progress. Returns the process.
+    """
+    output = folder / "output.txt"
+    for stale in (output, folder / "run.json", folder / "error.json", *folder.glob("*.trace")):
+        stale.unlink(missing_ok=True)
     read_end, write_end = os.pipe()
-    output = _emptied(folder)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of threads that have no locks
-        child = os.fork()
-    if child == 0:
-        try:
-            os.close(read_end)
-            file = os.open(output, os.O_WRONLY | os.O_CREAT)
-            os.dup2(file, 1)
-            os.dup2(file, 2)
-            run(write_end)
-        except Exception as error:
-            (folder / "error.json").write_text(json.dumps({"message": f"{type(error).__name__}: {error}"}))
-        finally:
-            os._exit(1)
+    child = start(output, read_end, write_end)
     os.close(write_end)
     code: int | None = None
     try:
-        _follow(read_end, None)
+        with open(read_end, encoding="utf-8") as told:
+            for line in told:
+                if line == "end\n":  # its own processes may keep the pipe open
+                    break
+                if progress is not None:
+                    progress(*map(int, line.split()))
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     finally:
         if code is None:
@@ -224,23 +240,6 @@ def dry_fork(run: Callable[[int], object], *, folder: Path) -> DryRun:
 def trace_name(number: int) -> str:
     """The file of a card's trace."""
     return f"run{number or ''}.trace"
-
-
-def _emptied(folder: Path) -> Path:
-    """The file for the output, in a folder without older results."""
-    for stale in (folder / "run.json", folder / "error.json", *folder.glob("*.trace")):
-        stale.unlink(missing_ok=True)
-    return folder / "output.txt"
-
-
-def _follow(read_end: int, progress: Callable[[int, int], object] | None) -> None:
-    """Until the run ends."""
-    with open(read_end, encoding="utf-8") as told:
-        for line in told:
-            if line == "end\n":  # its own processes may keep the pipe open
-                break
-            if progress is not None:
-                progress(*map(int, line.split()))
 
 
 def options(devices: str = "1") -> str:
@@ -263,22 +262,19 @@ def _environment() -> dict[str, str]:
 
 def _result(folder: Path, output: Path, code: int) -> DryRun:
     if (folder / "error.json").exists():
-        error = json.loads((folder / "error.json").read_text())
-        raise DryRunError(error["message"], output)
+        raise DryRunError(json.loads((folder / "error.json").read_text()), output)
     if not (folder / "run.json").exists():
         raise DryRunError(f"the process of the dry run ended with {code} and no result", output)
     found = json.loads((folder / "run.json").read_text())
     if found["peak_bytes"] == 0:
-        raise DryRunError(
-            "the script used no accelerator; it should ask torch.accelerator.current_accelerator() for one",
-            output,
-        )
+        said = "the script used no accelerator; it should ask torch.accelerator.current_accelerator() for one"
+        raise DryRunError(said, output)
     if found["step_ms"] is None:
-        raise DryRunError(
-            "the script ended before its second optimizer step; a dry run records the steps after the first",
-            output,
+        said = (
+            "the script ended before its second optimizer step; a dry run records the steps after the first"
         )
+        raise DryRunError(said, output)
     lines = _by_line(found.pop("sites"))
-    stand_ins = tuple(StandIn(**it) for it in found.pop("stand_ins"))
+    stand_ins = tuple(StandIn(*it) for it in found.pop("stand_ins"))
     traces = tuple(folder / trace_name(number) for number in range(found.pop("cards")))
     return DryRun(traces, by_line=lines, stand_ins=stand_ins, output=output, **found)

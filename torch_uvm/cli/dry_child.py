@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 
 from torch_uvm._dry.child import run_here
-from torch_uvm._dry.run import Run, card_of
+from torch_uvm._dry.run import Run
+from torch_uvm._tools.cards import Card
 from torch_uvm.cli.run import _run_module, _run_script
 
 
 def main(text: str) -> None:
     """Runs the script of the request, and leaves the process."""
     request = json.loads(text)
-    folder = Path(request["folder"])
-    report = os.fdopen(request["progress"], "w", buffering=1)
     argv = request["argv"]
-    cards = [card_of(it) for it in request["cards"]]
+    cards = [Card(**it) for it in request["cards"]]
 
     def program() -> None:
         if argv[0] == "-m":
@@ -28,7 +26,7 @@ def main(text: str) -> None:
             sys.argv = argv
             _run_script(argv[0])
 
-    run_here(Run(folder, request["steps"], cards, report), program, folder)
+    run_here(Run(Path(request["folder"]), request["steps"], cards, request["progress"]), program)
 
 
 if __name__ == "__main__":
