@@ -12,23 +12,11 @@ namespace {
 
 constexpr int kUnknown = -2; // cudaInvalidDeviceId: CUDA's answer for a range without a common location
 
-cudaMemoryAdvise native_advice(Advice advice) {
-  switch (advice) {
-    case Advice::kSetReadMostly:
-      return cudaMemAdviseSetReadMostly;
-    case Advice::kUnsetReadMostly:
-      return cudaMemAdviseUnsetReadMostly;
-    case Advice::kSetPreferredLocation:
-      return cudaMemAdviseSetPreferredLocation;
-    case Advice::kUnsetPreferredLocation:
-      return cudaMemAdviseUnsetPreferredLocation;
-    case Advice::kSetAccessedBy:
-      return cudaMemAdviseSetAccessedBy;
-    case Advice::kUnsetAccessedBy:
-      break;
-  }
-  return cudaMemAdviseUnsetAccessedBy;
-}
+/// By Advice.
+constexpr std::array kNativeAdvice{cudaMemAdviseSetReadMostly,        cudaMemAdviseUnsetReadMostly,
+                                   cudaMemAdviseSetPreferredLocation, cudaMemAdviseUnsetPreferredLocation,
+                                   cudaMemAdviseSetAccessedBy,        cudaMemAdviseUnsetAccessedBy};
+static_assert(static_cast<std::size_t>(Advice::kUnsetAccessedBy) + 1 == kNativeAdvice.size());
 
 std::optional<Location> location_of(int id) {
   return id == kUnknown ? std::nullopt : std::optional(Location{id < 0 ? -1 : id});
@@ -84,10 +72,11 @@ void CudaRuntime::advise(void* ptr, std::size_t bytes, Advice advice, Location l
   }
   // On an H200 (driver 580), unsetting read-mostly on a range whose first page does not have it succeeds but leaves the
   // other pages unchanged. So unset it page by page.
+  const cudaMemoryAdvise native_advice = kNativeAdvice.at(static_cast<std::size_t>(advice));
   const std::size_t step = advice == Advice::kUnsetReadMostly ? kMigrationPage : bytes;
   auto* const begin = static_cast<std::byte*>(ptr);
   for (std::size_t done = 0; done < bytes; done += step) {
-    check(mem_advise(begin + done, std::min(step, bytes - done), native_advice(advice), location), "cudaMemAdvise");
+    check(cudaMemAdvise(begin + done, std::min(step, bytes - done), native_advice, to_cuda(location)), "cudaMemAdvise");
   }
   const std::lock_guard lock(said_);
   if (Managed* const allocation = find(ptr)) {

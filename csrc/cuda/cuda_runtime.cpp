@@ -170,10 +170,8 @@ void CudaRuntime::do_free_managed(void* ptr, std::size_t /*bytes*/) noexcept {
   int device = -1;
   {
     const std::lock_guard lock(said_);
-    const auto found = managed_.find(reinterpret_cast<std::uintptr_t>(ptr));
-    if (found != managed_.end()) {
-      device = found->second.device;
-      managed_.erase(found);
+    if (const auto freed = managed_.extract(reinterpret_cast<std::uintptr_t>(ptr))) {
+      device = freed.mapped().device;
     }
   }
   try {

@@ -22,10 +22,6 @@ inline cudaError_t mem_prefetch(const void* ptr, std::size_t bytes, Location to,
   return cudaMemPrefetchAsync(ptr, bytes, to_cuda(to), /*flags=*/0, stream);
 }
 
-inline cudaError_t mem_advise(const void* ptr, std::size_t bytes, cudaMemoryAdvise advice, Location location) {
-  return cudaMemAdvise(ptr, bytes, advice, to_cuda(location));
-}
-
 constexpr bool kCanDiscard = true; ///< whether mem_discard is supported
 
 /// Discards the contents and prefetches the pages to `next`. Never discard alone: on an H200 (driver 580, CUDA 13.0),
@@ -45,10 +41,6 @@ inline int to_cuda(Location location) {
 
 inline cudaError_t mem_prefetch(const void* ptr, std::size_t bytes, Location to, cudaStream_t stream) {
   return cudaMemPrefetchAsync(ptr, bytes, to_cuda(to), stream);
-}
-
-inline cudaError_t mem_advise(const void* ptr, std::size_t bytes, cudaMemoryAdvise advice, Location location) {
-  return cudaMemAdvise(ptr, bytes, advice, to_cuda(location));
 }
 
 constexpr bool kCanDiscard = false;

@@ -32,7 +32,7 @@ class DelegatingAllocator final : public pytorch::CUDAAllocator {
  public:
   explicit DelegatingAllocator(pytorch::CUDAAllocator* before) : native_(before) {}
 
-  // --- allocation: managed or native, depending on the switch (delegating_allocator.cpp)
+  // --- allocation: managed or native, depending on the switch
   c10::DataPtr allocate(std::size_t bytes) override;
   void* raw_alloc(std::size_t bytes) override;
   void* raw_alloc_with_stream(std::size_t bytes, cudaStream_t stream) override;
@@ -65,54 +65,131 @@ class DelegatingAllocator final : public pytorch::CUDAAllocator {
                            std::function<bool(cudaStream_t)> filter) override;
   void endAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t pool) override;
 
-  // --- functions that only forward to the native allocator (forwarding.cpp)
-  bool is_simple_data_ptr(const c10::DataPtr& data) const override;
-  c10::DeleterFnPtr raw_deleter() const override;
-  void copy_data(void* dst, const void* src, std::size_t count) const override;
-  bool initialized() override;
-  std::pair<std::size_t, std::size_t> getMemoryInfo(c10::DeviceIndex device) override;
-  void init(int device_count) override;
-  double getMemoryFraction(c10::DeviceIndex device) override;
-  void setMemoryFraction(double fraction, c10::DeviceIndex device) override;
-  std::vector<pytorch::StreamSegmentSize> getExpandableSegmentSizes(c10::DeviceIndex device) override;
-  void enable(bool value) override;
-  bool isEnabled() const override;
-  void cacheInfo(c10::DeviceIndex device, std::size_t* largest_block) override;
-  void releasePool(c10::DeviceIndex device, c10::MempoolId_t pool) override;
-  int getPoolUseCount(c10::DeviceIndex device, c10::MempoolId_t pool) override;
+  // --- functions that only forward to the native allocator
+  // Forwarded because callers depend on the native values: cudagraph trees compare the deleter, and name() decides
+  // about expandable segments.
+  std::string name() override {
+    return native_->name();
+  }
+  c10::DeleterFnPtr raw_deleter() const override {
+    return native_->raw_deleter();
+  }
+  bool is_simple_data_ptr(const c10::DataPtr& data) const override {
+    return native_->is_simple_data_ptr(data);
+  }
+  void copy_data(void* dst, const void* src, std::size_t count) const override {
+    native_->copy_data(dst, src, count);
+  }
+  bool initialized() override {
+    return native_->initialized();
+  }
+  std::pair<std::size_t, std::size_t> getMemoryInfo(c10::DeviceIndex device) override {
+    return native_->getMemoryInfo(device);
+  }
+  void init(int device_count) override {
+    native_->init(device_count);
+  }
+  double getMemoryFraction(c10::DeviceIndex device) override {
+    return native_->getMemoryFraction(device);
+  }
+  void setMemoryFraction(double fraction, c10::DeviceIndex device) override {
+    native_->setMemoryFraction(fraction, device);
+  }
+  std::vector<pytorch::StreamSegmentSize> getExpandableSegmentSizes(c10::DeviceIndex device) override {
+    return native_->getExpandableSegmentSizes(device);
+  }
+  void enable(bool value) override {
+    native_->enable(value);
+  }
+  bool isEnabled() const override {
+    return native_->isEnabled();
+  }
+  // cudnn.benchmark asks how large a workspace may be. Its workspaces are temporary, so the native answer will do.
+  void cacheInfo(c10::DeviceIndex device, std::size_t* largest_block) override {
+    native_->cacheInfo(device, largest_block);
+  }
+  void releasePool(c10::DeviceIndex device, c10::MempoolId_t pool) override {
+    native_->releasePool(device, pool);
+  }
+  int getPoolUseCount(c10::DeviceIndex device, c10::MempoolId_t pool) override {
+    return native_->getPoolUseCount(device, pool);
+  }
   void createOrIncrefPool(c10::DeviceIndex device, c10::MempoolId_t pool,
-                          std::shared_ptr<pytorch::CUDAAllocator> allocator = nullptr) override;
-  void setUseOnOOM(c10::DeviceIndex device, c10::MempoolId_t pool, bool use_on_oom) override;
-  void setNoSplit(c10::DeviceIndex device, c10::MempoolId_t pool) override;
+                          std::shared_ptr<pytorch::CUDAAllocator> allocator = nullptr) override {
+    native_->createOrIncrefPool(device, pool, std::move(allocator));
+  }
+  void setUseOnOOM(c10::DeviceIndex device, c10::MempoolId_t pool, bool use_on_oom) override {
+    native_->setUseOnOOM(device, pool, use_on_oom);
+  }
+  void setNoSplit(c10::DeviceIndex device, c10::MempoolId_t pool) override {
+    native_->setNoSplit(device, pool);
+  }
   bool checkPoolLiveAllocations(c10::DeviceIndex device, c10::MempoolId_t pool,
-                                const std::unordered_set<void*>& expected) override;
-  std::shared_ptr<void> getIpcDevPtr(std::string handle) override;
-  bool isHistoryEnabled() override;
+                                const std::unordered_set<void*>& expected) override {
+    return native_->checkPoolLiveAllocations(device, pool, expected);
+  }
+  std::shared_ptr<void> getIpcDevPtr(std::string handle) override {
+    return native_->getIpcDevPtr(std::move(handle));
+  }
+  bool isHistoryEnabled() override {
+    return native_->isHistoryEnabled();
+  }
   void recordHistory(bool enabled, pytorch::CreateContextFn context_recorder, std::size_t max_entries,
-                     pytorch::RecordContext when, bool clear, const std::vector<std::string>& skip_actions) override;
-  void recordAnnotation(const std::vector<std::pair<std::string, std::string>>& metadata) override;
-  void pushCompileContext(std::string& metadata) override;
-  void popCompileContext() override;
-  void setUserMetadata(const std::string& metadata) override;
-  std::string getUserMetadata() override;
-  void attachAllocatorTraceTracker(pytorch::AllocatorTraceTracker tracker) override;
-  void enablePeerAccess(c10::DeviceIndex device, c10::DeviceIndex peer) override;
+                     pytorch::RecordContext when, bool clear, const std::vector<std::string>& skip_actions) override {
+    native_->recordHistory(enabled, context_recorder, max_entries, when, clear, skip_actions);
+  }
+  void recordAnnotation(const std::vector<std::pair<std::string, std::string>>& metadata) override {
+    native_->recordAnnotation(metadata);
+  }
+  void pushCompileContext(std::string& metadata) override {
+    native_->pushCompileContext(metadata);
+  }
+  void popCompileContext() override {
+    native_->popCompileContext();
+  }
+  void setUserMetadata(const std::string& metadata) override {
+    native_->setUserMetadata(metadata);
+  }
+  std::string getUserMetadata() override {
+    return native_->getUserMetadata();
+  }
+  void attachAllocatorTraceTracker(pytorch::AllocatorTraceTracker tracker) override {
+    native_->attachAllocatorTraceTracker(std::move(tracker));
+  }
+  void enablePeerAccess(c10::DeviceIndex device, c10::DeviceIndex peer) override {
+    native_->enablePeerAccess(device, peer);
+  }
   cudaError_t memcpyAsync(void* dst, int dst_device, const void* src, int src_device, std::size_t count,
-                          cudaStream_t stream, bool p2p_enabled) override;
-  std::shared_ptr<pytorch::AllocatorState> getCheckpointState(c10::DeviceIndex device, c10::MempoolId_t pool) override;
+                          cudaStream_t stream, bool p2p_enabled) override {
+    return native_->memcpyAsync(dst, dst_device, src, src_device, count, stream, p2p_enabled);
+  }
+  std::shared_ptr<pytorch::AllocatorState> getCheckpointState(c10::DeviceIndex device, c10::MempoolId_t pool) override {
+    return native_->getCheckpointState(device, pool);
+  }
   pytorch::CheckpointDelta setCheckpointPoolState(c10::DeviceIndex device,
-                                                  std::shared_ptr<pytorch::AllocatorState> state) override;
-  std::string name() override;
+                                                  std::shared_ptr<pytorch::AllocatorState> state) override {
+    return native_->setCheckpointPoolState(device, std::move(state));
+  }
 #if TORCH_UVM_TORCH_AT_LEAST(12)
-  void attachOomRejectionObserver(pytorch::OomRejectionObserver observer) override;
+  void attachOomRejectionObserver(pytorch::OomRejectionObserver observer) override {
+    native_->attachOomRejectionObserver(std::move(observer));
+  }
 #endif
 #if TORCH_UVM_TORCH_AT_LEAST(13)
-  void markCaptureBegin(c10::DeviceIndex device) override;
-  void markCaptureEnd(c10::DeviceIndex device) override;
-  c10::DataPtr allocateWithAddress(std::size_t size, void* address) override;
+  void markCaptureBegin(c10::DeviceIndex device) override {
+    native_->markCaptureBegin(device);
+  }
+  void markCaptureEnd(c10::DeviceIndex device) override {
+    native_->markCaptureEnd(device);
+  }
+  c10::DataPtr allocateWithAddress(std::size_t size, void* address) override {
+    return native_->allocateWithAddress(size, address);
+  }
 #endif
 #if TORCH_UVM_TORCH_AT_LEAST(14)
-  bool supportsUserMetadata() override;
+  bool supportsUserMetadata() override {
+    return native_->supportsUserMetadata();
+  }
 #endif
 
  private:

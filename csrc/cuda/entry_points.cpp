@@ -1,4 +1,6 @@
-#include "cuda/entry_points.h"
+// C entry points for managed memory, with the signatures that torch.cuda.memory.CUDAPluggableAllocator expects.
+#include <cuda_runtime_api.h>
+#include <sys/types.h>
 
 #include <exception>
 
@@ -45,7 +47,12 @@ void zero(void* ptr, std::size_t bytes, Stream stream) {
 } // namespace
 } // namespace torch_uvm::cuda
 
-void* torch_uvm_malloc(ssize_t size, int device, cudaStream_t stream) {
+extern "C" {
+
+/// Allocates managed memory under torch_uvm's limit and starts prefetching it to `device` on `stream`, its first user.
+/// Not cached: the caller is expected to cache segments, as PyTorch's pools do.
+/// \return nullptr on failure, for a size below 1, and in a forked child. Does not throw
+__attribute__((visibility("default"))) void* torch_uvm_malloc(ssize_t size, int device, cudaStream_t stream) {
   using namespace torch_uvm;
   if (size <= 0 || device < 0 || Context::get().forked()) {
     return nullptr;
@@ -64,9 +71,12 @@ void* torch_uvm_malloc(ssize_t size, int device, cudaStream_t stream) {
   }
 }
 
-void torch_uvm_free(void* ptr, ssize_t /*size*/, int /*device*/, cudaStream_t /*stream*/) {
+/// Frees memory of torch_uvm_malloc, after waiting for device work that may still touch it. Ignores nullptr.
+__attribute__((visibility("default"))) void torch_uvm_free(void* ptr, ssize_t /*size*/, int /*device*/,
+                                                           cudaStream_t /*stream*/) {
   using namespace torch_uvm;
   if (ptr != nullptr && !Context::get().forked()) {
     Context::get().runtime().free_managed(ptr);
   }
+}
 }

@@ -122,13 +122,8 @@ void PinnedMemory::wait_for_devices() const noexcept {
 
 std::size_t PinnedMemory::take_out(void* ptr) noexcept {
   const std::lock_guard lock(mutex_);
-  const auto found = mapped_.find(ptr);
-  if (found == mapped_.end()) {
-    return 0;
-  }
-  const std::size_t bytes = found->second;
-  mapped_.erase(found);
-  return bytes;
+  const auto taken = mapped_.extract(ptr);
+  return taken ? taken.mapped() : 0;
 }
 
 void PinnedMemory::free(void* ptr) noexcept {
