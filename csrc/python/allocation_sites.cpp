@@ -6,6 +6,8 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <compare>
+#include <map>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -26,6 +28,8 @@ struct Place {
   PyCodeObject* code = nullptr; ///< a reference, so that its address is not reused
   int line = 0;
   std::string node; ///< its name; empty for a line
+
+  auto operator<=>(const Place&) const = default;
 };
 
 /// All allocation sites. Guarded by the GIL. Leaked, because storages are created even after static destructors.
@@ -72,42 +76,24 @@ class Places {
 
   AllocationSite in_backward() {
     const auto node = torch::autograd::get_current_node();
-    if (!node) {
-      return kUnknown;
-    }
-    std::string name = node->name();
-    const auto found = nodes_.find(name);
-    if (found != nodes_.end()) {
-      return found->second;
-    }
-    const AllocationSite site = add({nullptr, 0, name});
-    nodes_.emplace(std::move(name), site);
-    return site;
+    return node ? at({nullptr, 0, node->name()}) : kUnknown;
   }
 
  private:
   static constexpr AllocationSite kUnknown = 1;
 
-  struct Line {
-    PyCodeObject* code;
-    int line;
-    bool operator==(const Line&) const = default;
-  };
-  struct Hash {
-    std::size_t operator()(const Line& it) const {
-      return std::hash<void*>()(it.code) * 31 + static_cast<std::size_t>(it.line);
-    }
-  };
-
   Places() : all_(2) {}
 
-  AllocationSite add(Place place) {
+  AllocationSite at(const Place& place) {
+    if (const auto found = sites_.find(place); found != sites_.end()) {
+      return found->second;
+    }
     if (all_.size() >= kMaxPlaces) {
       return kUnknown;
     }
     Py_XINCREF(reinterpret_cast<PyObject*>(place.code));
-    all_.push_back(std::move(place));
-    return static_cast<AllocationSite>(all_.size() - 1);
+    all_.push_back(place);
+    return sites_[place] = static_cast<AllocationSite>(all_.size() - 1);
   }
 
   bool is_passed_over(PyFrameObject* frame) {
@@ -137,25 +123,14 @@ class Places {
 
   AllocationSite at(PyFrameObject* frame) {
     PyCodeObject* const code = PyFrame_GetCode(frame);
-    const Line line{code, PyFrame_GetLineNumber(frame)};
-    const auto found = lines_.find(line);
-    AllocationSite site = kUnknown;
-    if (found != lines_.end()) {
-      site = found->second;
-    } else {
-      site = add({code, line.line, {}});
-      if (site != kUnknown) {
-        lines_.emplace(line, site);
-      }
-    }
+    const AllocationSite site = at({code, PyFrame_GetLineNumber(frame), {}});
     Py_DECREF(code);
     return site;
   }
 
   std::vector<std::string> skipped_;
   std::vector<Place> all_; ///< by site; 0: created before profiling, 1: unknown
-  std::unordered_map<Line, AllocationSite, Hash> lines_;
-  std::unordered_map<std::string, AllocationSite> nodes_;
+  std::map<Place, AllocationSite> sites_;
   std::unordered_map<PyCodeObject*, bool> passed_over_;
 };
 

@@ -105,13 +105,18 @@ class Unobserved {
   py::object unwritten_;
 };
 
-/// Begins a call. While no operator is watched, its inputs are not looked at.
-std::unique_ptr<Region> enter_region(const Unobserved& graph, const py::sequence& inputs) {
+/// Runs the updates that the inputs wait for. \return the engine; nullptr if none needs to know of their use
+Engine* begin_use(const py::sequence& inputs) {
   if (may_need_updates()) {
     update(inputs);
   }
-  Engine* const engine = engine_in_use();
-  if (engine == nullptr || Context::forked()) {
+  return Context::forked() ? nullptr : engine_in_use();
+}
+
+/// Begins a call. While no operator is watched, its inputs are not looked at.
+std::unique_ptr<Region> enter_region(const Unobserved& graph, const py::sequence& inputs) {
+  Engine* const engine = begin_use(inputs);
+  if (engine == nullptr) {
     return nullptr;
   }
   if (std::unique_ptr<Region> region = Region::enter_unwatched(*engine)) {
@@ -128,11 +133,8 @@ struct DeclaredUse {
 };
 
 std::unique_ptr<DeclaredUse> use(const Unobserved& code, const py::sequence& inputs) {
-  if (may_need_updates()) {
-    update(inputs);
-  }
-  Engine* const engine = engine_in_use();
-  if (engine == nullptr || Context::forked()) {
+  Engine* const engine = begin_use(inputs);
+  if (engine == nullptr) {
     return nullptr;
   }
   auto made = std::make_unique<DeclaredUse>();

@@ -49,9 +49,7 @@ class UpstreamSegments final : public SegmentSource {
     Allocation freed;
     {
       const std::lock_guard lock(mutex_);
-      const auto found = in_use_.find(ptr);
-      freed = found->second;
-      in_use_.erase(found);
+      freed = in_use_.extract(ptr).mapped();
     }
     upstream_->free(freed);
   }

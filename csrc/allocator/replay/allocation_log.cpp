@@ -138,9 +138,8 @@ void LoggingAllocator::free(const Allocation& allocation) noexcept {
     Stream stream;
     {
       const std::lock_guard lock(mutex_);
-      if (const auto known = streams_.find(allocation.ptr); known != streams_.end()) {
-        stream = known->second;
-        streams_.erase(known);
+      if (const auto known = streams_.extract(allocation.ptr)) {
+        stream = known.mapped();
       }
     }
     log_.freed(allocation.ptr, allocation.bytes, stream);

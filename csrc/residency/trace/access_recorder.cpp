@@ -1,11 +1,11 @@
 #include "residency/trace/access_recorder.h"
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <charconv>
 #include <cmath>
 #include <concepts>
-#include <cstdlib>
 #include <cstring>
 
 #include "runtime/error.h"
@@ -30,12 +30,9 @@ void append(std::string& to, std::integral auto number) {
 /// Rounds to thousandths.
 void append(std::string& to, double number) {
   constexpr double kMost = 1e15;
-  const std::int64_t thousandths = std::isfinite(number) ? std::llrint(1e3 * std::clamp(number, -kMost, kMost)) : 0;
-  const std::int64_t part = std::abs(thousandths % 1000);
-  append(to, thousandths < 0 ? "-" : "");
-  append(to, std::abs(thousandths / 1000));
-  append(to, part < 10 ? ".00" : part < 100 ? ".0" : ".");
-  append(to, part);
+  char text[24]; // the sign, 16 digits, and the fraction
+  const double shown = std::isfinite(number) ? std::clamp(number, -kMost, kMost) : 0;
+  to.append(text, std::to_chars(text, text + sizeof(text), shown, std::chars_format::fixed, 3).ptr);
 }
 
 void append_all(std::string& to, const auto&... parts) {
@@ -61,19 +58,7 @@ void append_quoted(std::string& to, std::string_view text) {
   to += '"';
 }
 
-const char* name_of(TransferKind kind) {
-  switch (kind) {
-    case TransferKind::kFetch:
-      return "fetch";
-    case TransferKind::kWriteBack:
-      return "write_back";
-    case TransferKind::kDrop:
-      return "drop";
-    case TransferKind::kInPlace:
-      return "in_place";
-  }
-  return "unknown";
-}
+constexpr std::array<std::string_view, 4> kKindNames{"fetch", "write_back", "drop", "in_place"}; ///< by TransferKind
 
 } // namespace
 
@@ -187,8 +172,8 @@ void AccessRecorder::death(StorageId storage) noexcept {
 std::uint64_t AccessRecorder::transfer(TransferKind kind, StorageId storage, std::size_t bytes,
                                        double begin_us) noexcept {
   line([&](std::string& to) {
-    append_all(to, R"({"transfer": ")", name_of(kind), R"(", "storage": )", storage, R"(, "bytes": )", bytes,
-               R"(, "time": )", begin_us, "}");
+    append_all(to, R"({"transfer": ")", kKindNames.at(static_cast<std::size_t>(kind)), R"(", "storage": )", storage,
+               R"(, "bytes": )", bytes, R"(, "time": )", begin_us, "}");
   });
   return counts_.transfers++;
 }

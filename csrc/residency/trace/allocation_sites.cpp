@@ -60,27 +60,17 @@ void AllocationSites::made(const void* block, std::size_t bytes) noexcept {
 
 AllocationSite AllocationSites::take(const void* block) noexcept {
   const std::lock_guard lock(mutex_);
-  const auto found = unrecorded_.find(block);
-  if (found == unrecorded_.end()) {
-    return 0;
-  }
-  const AllocationSite site = found->second.first;
-  unrecorded_.erase(found);
-  return site;
+  const auto taken = unrecorded_.extract(block);
+  return taken ? taken.mapped().first : 0;
 }
 
 void AllocationSites::gone(const void* block) noexcept {
-  Key key;
-  {
-    const std::lock_guard lock(mutex_);
-    const auto found = unrecorded_.find(block);
-    if (found == unrecorded_.end()) {
-      return;
-    }
-    key = found->second;
-    unrecorded_.erase(found);
+  std::unique_lock lock(mutex_);
+  const auto taken = unrecorded_.extract(block);
+  lock.unlock();
+  if (taken) {
+    gone(taken.mapped().first, taken.mapped().second);
   }
-  gone(key.first, key.second);
 }
 
 void AllocationSites::gone(AllocationSite site, std::size_t bytes) noexcept {

@@ -68,10 +68,8 @@ Target target_of(const std::vector<at::Tensor>& tensors) {
   const std::size_t page = Machine::get().page_bytes;
   const std::vector<Owned> owned = owned_bytes(tensors, page);
   target.pages = page_ranges(owned, page);
-  const CachingManagedAllocator& allocator = Context::get().managed_allocator();
   for (const Owned& one : owned) {
-    const auto begin = reinterpret_cast<std::uintptr_t>(allocator.data(one.block));
-    const Range bytes{begin, begin + allocator.bytes(one.block)};
+    const Range bytes = range_of(one.block);
     if (!within(target.pages, rounded_outwards(bytes, page)).empty()) {
       target.blocks.push_back(one.block);
       const Range own = rounded_inwards(bytes, page);
@@ -83,24 +81,12 @@ Target target_of(const std::vector<at::Tensor>& tensors) {
   return target;
 }
 
-void check(Location location) {
-  const int devices = Context::get().runtime().device_count();
-  TORCH_CHECK_VALUE(location.index >= -1 && location.index < devices, "advice about device ", location.index,
-                    "; there are the CPU and ", devices, " devices, from 0");
-}
-
 /// A placeholder: the runtime requires a location even for advice that ignores it.
 constexpr Location kAny = Location::device(0);
 
 } // namespace
 
 void advise(const std::vector<at::Tensor>& tensors, const AdviceChange& change) {
-  if (change.preferred_location && *change.preferred_location) {
-    check(**change.preferred_location);
-  }
-  for (const Location location : change.accessed_by.value_or(std::vector<Location>{})) {
-    check(location);
-  }
   for (const at::Tensor& tensor : tensors) {
     TORCH_CHECK_VALUE(
         !tensor.has_storage() || !is_from_allocator(data_behind_labels(data_of(tensor.storage()))),

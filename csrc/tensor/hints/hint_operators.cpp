@@ -7,10 +7,9 @@
 #include <torch/csrc/autograd/VariableTypeUtils.h>
 #include <torch/library.h>
 
-#include <mutex>
-
 #include "runtime/error.h"
 #include "tensor/hints/hints.h"
+#include "tensor/process/context.h"
 
 namespace torch_uvm {
 namespace {
@@ -18,10 +17,11 @@ namespace {
 using IntList = at::OptionalIntArrayRef;
 
 std::vector<Location> locations(at::IntArrayRef indices) {
+  const int devices = Context::get().runtime().device_count();
   std::vector<Location> made;
   for (const std::int64_t index : indices) {
-    TORCH_CHECK_VALUE(index >= -1 && index <= std::numeric_limits<c10::DeviceIndex>::max(), "location ", index,
-                      "; accepted: -1 for the CPU, and the index of a device");
+    TORCH_CHECK_VALUE(index >= -1 && index < devices, "location ", index,
+                      "; accepted: -1 for the CPU, and the indices of ", devices, " devices, from 0");
     made.push_back(Location{static_cast<int>(index)});
   }
   return made;
@@ -67,18 +67,20 @@ void prefetch_kernel(at::TensorList tensors, std::optional<c10::Device> device, 
 /// \param preferred_location one location, or empty to unset it
 void advise_kernel(at::TensorList tensors, std::optional<bool> read_mostly, IntList preferred_location,
                    IntList accessed_by) {
-  AdviceChange change;
-  change.read_mostly = read_mostly;
-  if (preferred_location) {
-    TORCH_CHECK_VALUE(preferred_location->size() <= 1, preferred_location->size(),
-                      " preferred locations; accepted: one, or none");
-    const std::vector<Location> preferred = locations(*preferred_location);
-    change.preferred_location = preferred.empty() ? std::nullopt : std::optional(preferred.front());
-  }
-  if (accessed_by) {
-    change.accessed_by = locations(*accessed_by);
-  }
-  asking([&] { advise(tensors.vec(), change); });
+  asking([&] {
+    AdviceChange change;
+    change.read_mostly = read_mostly;
+    if (preferred_location) {
+      TORCH_CHECK_VALUE(preferred_location->size() <= 1, preferred_location->size(),
+                        " preferred locations; accepted: one, or none");
+      const std::vector<Location> preferred = locations(*preferred_location);
+      change.preferred_location = preferred.empty() ? std::nullopt : std::optional(preferred.front());
+    }
+    if (accessed_by) {
+      change.accessed_by = locations(*accessed_by);
+    }
+    advise(tensors.vec(), change);
+  });
 }
 
 void discard_kernel(at::TensorList tensors) {
@@ -120,29 +122,26 @@ void discard_in_place(at::TensorList tensors) {
 } // namespace
 
 void register_hints() {
-  static std::once_flag once;
-  std::call_once(once, [] {
-    // Leaked: deregistration at exit would race with threads that are still running.
-    auto& definition = *new torch::Library(torch::Library::FRAGMENT, "torch_uvm", std::nullopt, __FILE__, __LINE__);
-    definition.def("prefetch(Tensor[] tensors, Device? device=None, *, int[]? stream=None) -> ()");
-    definition.def(
-        "advise(Tensor[] tensors, *, bool? read_mostly=None, int[]? preferred_location=None, "
-        "int[]? accessed_by=None) -> ()");
-    definition.def("discard(Tensor(a!)[] tensors) -> ()");
+  // Leaked: deregistration at exit would race with threads that are still running.
+  auto& definition = *new torch::Library(torch::Library::FRAGMENT, "torch_uvm", std::nullopt, __FILE__, __LINE__);
+  definition.def("prefetch(Tensor[] tensors, Device? device=None, *, int[]? stream=None) -> ()");
+  definition.def(
+      "advise(Tensor[] tensors, *, bool? read_mostly=None, int[]? preferred_location=None, "
+      "int[]? accessed_by=None) -> ()");
+  definition.def("discard(Tensor(a!)[] tensors) -> ()");
 
-    const auto library = [](c10::DispatchKey key) -> torch::Library& {
-      return *new torch::Library(torch::Library::IMPL, "torch_uvm", key, __FILE__, __LINE__);
-    };
-    torch::Library& everywhere = library(c10::DispatchKey::CompositeExplicitAutograd);
-    everywhere.impl("prefetch", TORCH_FN(prefetch_kernel));
-    everywhere.impl("advise", TORCH_FN(advise_kernel));
-    everywhere.impl("discard", TORCH_FN(discard_kernel));
-    torch::Library& autograd = library(c10::DispatchKey::Autograd);
-    autograd.impl("prefetch", torch::CppFunction::makeFallthrough());
-    autograd.impl("advise", torch::CppFunction::makeFallthrough());
-    autograd.impl("discard", TORCH_FN(discard_autograd));
-    library(c10::DispatchKey::ADInplaceOrView).impl("discard", TORCH_FN(discard_in_place));
-  });
+  const auto library = [](c10::DispatchKey key) -> torch::Library& {
+    return *new torch::Library(torch::Library::IMPL, "torch_uvm", key, __FILE__, __LINE__);
+  };
+  torch::Library& everywhere = library(c10::DispatchKey::CompositeExplicitAutograd);
+  everywhere.impl("prefetch", TORCH_FN(prefetch_kernel));
+  everywhere.impl("advise", TORCH_FN(advise_kernel));
+  everywhere.impl("discard", TORCH_FN(discard_kernel));
+  torch::Library& autograd = library(c10::DispatchKey::Autograd);
+  autograd.impl("prefetch", torch::CppFunction::makeFallthrough());
+  autograd.impl("advise", torch::CppFunction::makeFallthrough());
+  autograd.impl("discard", TORCH_FN(discard_autograd));
+  library(c10::DispatchKey::ADInplaceOrView).impl("discard", TORCH_FN(discard_in_place));
 }
 
 } // namespace torch_uvm

@@ -72,9 +72,7 @@ void add_to(std::vector<Journey>& journeys, Location to, Stream stream, const at
 /// Whether a block moves as a whole: all of it is owned by the tensors, and more than half of it is in prefetched
 /// pages. If only part of it moves, that is recorded for `residency`.
 bool moved(const Owned& owned, const Ranges& pages) {
-  const CachingManagedAllocator& allocator = Context::get().managed_allocator();
-  const auto begin = reinterpret_cast<std::uintptr_t>(allocator.data(owned.block));
-  const Range all{begin, begin + allocator.bytes(owned.block)};
+  const Range all = range_of(owned.block);
   std::size_t bytes = 0;
   for (const Range& range : within(pages, all)) {
     bytes += range.bytes();

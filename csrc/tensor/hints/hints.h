@@ -33,8 +33,8 @@ struct AdviceChange {
 };
 
 /// Advises the whole pages that belong to the given tensors alone; skips other pages and tensors, as prefetch does.
-/// \throws c10::Error for a location that does not exist, and for tensors of a user-chosen allocator; nothing has
-///         changed then
+/// \param change its locations exist
+/// \throws c10::Error for tensors of a user-chosen allocator; nothing has changed then
 void advise(const std::vector<at::Tensor>& tensors, const AdviceChange& change);
 
 /// Declares the tensors' contents dead, in the order of the current stream. For tensors with a CPU label the discard is
@@ -49,7 +49,7 @@ std::vector<std::pair<c10::Device, std::size_t>> residency(const std::vector<at:
 /// Whether `residency` can answer for a tensor: strided, not nested, and neither meta nor fake.
 bool has_bytes(const at::Tensor& tensor);
 
-/// Registers the operators torch_uvm::prefetch, advise and discard. Idempotent.
+/// Registers the operators torch_uvm::prefetch, advise and discard, once per process.
 void register_hints();
 
 } // namespace torch_uvm

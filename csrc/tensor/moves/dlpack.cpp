@@ -27,35 +27,24 @@ namespace {
 template <class T>
 constexpr bool kVersioned = std::is_same_v<T, DLManagedTensorVersioned>;
 
-/// Pins an exported tensor: the consumer has its address.
-class Hold {
- public:
-  Hold() = default;
-  Hold(const Hold&) = delete;
-  Hold& operator=(const Hold&) = delete;
-  ~Hold() {
+/// An exported tensor. It is pinned, because the consumer has its address.
+template <class T>
+struct Export {
+  explicit Export(const at::Tensor& exported) : tensor(exported.detach()), sizes(exported.sizes().vec()) {
+    keep_resident(tensor, true); // last: if it throws, there is nothing to unpin
+  }
+  ~Export() {
     try {
-      if (held_.defined()) {
-        keep_resident(held_, false);
-      }
+      keep_resident(tensor, false);
     } catch (const std::exception&) {
       // It stays pinned until it is freed.
     }
   }
-  void begin(const at::Tensor& tensor) {
-    keep_resident(tensor, true);
-    held_ = tensor;
-  }
+  Export(const Export&) = delete;
+  Export& operator=(const Export&) = delete;
 
- private:
-  at::Tensor held_;
-};
-
-template <class T>
-struct Export {
   T given{};
   at::Tensor tensor;
-  Hold hold;
   std::vector<std::int64_t> sizes;
   std::vector<std::int64_t> strides;
 };
@@ -155,10 +144,7 @@ T* export_managed(const at::Tensor& tensor, std::int32_t device_id, bool copied)
                      "allocate; clone() it");
   TORCH_CHECK_BUFFER(!tensor.is_conj() && !tensor.is_neg(),
                      "a tensor with its conjugate or negative bit set; resolve_conj() and resolve_neg() clear them");
-  auto made = std::make_unique<Export<T>>();
-  made->tensor = tensor.detach();
-  made->hold.begin(made->tensor);
-  made->sizes = tensor.sizes().vec();
+  auto made = std::make_unique<Export<T>>(tensor);
   made->strides = tensor.strides().vec();
   for (std::size_t i = 0; i < made->sizes.size(); ++i) {
     if (made->sizes[i] < 2) {

@@ -20,14 +20,19 @@ namespace {
 using torch::autograd::Node;
 using torch::autograd::variable_list;
 
-/// Creates a node: owned by an intrusive_ptr from torch 2.12 on, by a shared_ptr before.
-template <class T, class... Arguments>
-auto make_node(Arguments&&... arguments) {
-  if constexpr (std::is_base_of_v<c10::intrusive_ptr_target, Node>) {
-    return c10::make_intrusive<T>(std::forward<Arguments>(arguments)...);
-  } else {
-    return std::shared_ptr<T>(new T(std::forward<Arguments>(arguments)...), [](T* node) { deleteNode(node); });
-  }
+/// Makes `result` the output of a new node whose input is `self`. Nodes are owned by an intrusive_ptr from torch 2.12
+/// on, by a shared_ptr before.
+template <class T>
+void set_backward(const at::Tensor& result, const at::Tensor& self) {
+  const auto node = [&] {
+    if constexpr (std::is_base_of_v<c10::intrusive_ptr_target, Node>) {
+      return c10::make_intrusive<T>(self);
+    } else {
+      return std::shared_ptr<T>(new T(self), [](T* made) { deleteNode(made); });
+    }
+  }();
+  node->set_next_edges(torch::autograd::collect_next_edges(self));
+  torch::autograd::set_history(result, node);
 }
 
 /// Whether no other tensor shares these bytes. True for wrappers without storage: their writes are not in place.
@@ -37,7 +42,7 @@ bool has_bytes_to_itself(const at::Tensor& tensor) {
 
 /// Moves the gradient back to the device of the forward input.
 struct MoveBackward final : Node {
-  explicit MoveBackward(c10::Device device) : device(device) {}
+  explicit MoveBackward(const at::Tensor& self) : device(self.device()) {}
 
   variable_list apply(variable_list&& gradients) override {
     at::Tensor gradient = std::move(gradients[0]);
@@ -99,9 +104,7 @@ at::Tensor move_autograd(c10::DispatchKeySet keys, const at::Tensor& self, c10::
     moved = move_operator().redispatch(keys & c10::after_autograd_keyset, self, device, non_blocking);
   }
   if (requires_grad) {
-    auto node = make_node<MoveBackward>(self.device());
-    node->set_next_edges(torch::autograd::collect_next_edges(self));
-    torch::autograd::set_history(moved, node);
+    set_backward<MoveBackward>(moved, self);
   }
   if (has_tangent) {
     const at::Tensor tangent = self._fw_grad(/*level=*/0);
@@ -135,9 +138,7 @@ at::Tensor managed_copy_autograd(c10::DispatchKeySet keys, const at::Tensor& sel
                                               memory_format);
   }
   if (requires_grad) {
-    auto node = make_node<ManagedCopyBackward>(self);
-    node->set_next_edges(torch::autograd::collect_next_edges(self));
-    torch::autograd::set_history(copy, node);
+    set_backward<ManagedCopyBackward>(copy, self);
   }
   if (has_tangent) {
     copy._set_fw_grad(managed_copy(self._fw_grad(/*level=*/0), device, dtype, non_blocking, memory_format), /*level=*/0,

@@ -2,8 +2,6 @@
 
 #include <torch/library.h>
 
-#include <mutex>
-
 #include "tensor/storage/managed_storage.h"
 
 namespace torch_uvm {
@@ -37,28 +35,24 @@ managed_copy_operator() {
 }
 
 void register_operators() {
-  static std::once_flag once;
-  std::call_once(once, [] {
-    auto& definitions = *new torch::Library(torch::Library::FRAGMENT, "torch_uvm", std::nullopt, __FILE__, __LINE__);
-    definitions.def("move(Tensor(a) self, Device device, bool non_blocking=False) -> Tensor(a)");
-    definitions.def("_is_managed(Tensor self) -> bool");
-    definitions.def(
-        "managed_copy(Tensor self, Device device, ScalarType dtype, bool non_blocking, "
-        "MemoryFormat memory_format) -> Tensor");
-    for (const c10::DispatchKey key : {c10::DispatchKey::CPU, c10::DispatchKey::CUDA, c10::DispatchKey::PrivateUse1}) {
-      implementations(key).impl("move", TORCH_FN(move_kernel)).impl("managed_copy", TORCH_FN(managed_copy_kernel));
-    }
-    implementations(c10::DispatchKey::ADInplaceOrView).impl("move", TORCH_FN(move_view));
-    implementations(c10::DispatchKey::Autograd)
-        .impl("move", TORCH_FN(move_autograd))
-        .impl("managed_copy", TORCH_FN(managed_copy_autograd));
-    // The dispatcher removes the wrappers of grad; is_managed itself looks through those of vmap.
-    constexpr bool (*managed)(const at::Tensor&) = &is_managed;
-    for (const c10::DispatchKey key :
-         {c10::DispatchKey::CompositeExplicitAutograd, c10::DispatchKey::FuncTorchBatched}) {
-      implementations(key).impl("_is_managed", managed);
-    }
-  });
+  auto& definitions = *new torch::Library(torch::Library::FRAGMENT, "torch_uvm", std::nullopt, __FILE__, __LINE__);
+  definitions.def("move(Tensor(a) self, Device device, bool non_blocking=False) -> Tensor(a)");
+  definitions.def("_is_managed(Tensor self) -> bool");
+  definitions.def(
+      "managed_copy(Tensor self, Device device, ScalarType dtype, bool non_blocking, "
+      "MemoryFormat memory_format) -> Tensor");
+  for (const c10::DispatchKey key : {c10::DispatchKey::CPU, c10::DispatchKey::CUDA, c10::DispatchKey::PrivateUse1}) {
+    implementations(key).impl("move", TORCH_FN(move_kernel)).impl("managed_copy", TORCH_FN(managed_copy_kernel));
+  }
+  implementations(c10::DispatchKey::ADInplaceOrView).impl("move", TORCH_FN(move_view));
+  implementations(c10::DispatchKey::Autograd)
+      .impl("move", TORCH_FN(move_autograd))
+      .impl("managed_copy", TORCH_FN(managed_copy_autograd));
+  // The dispatcher removes the wrappers of grad; is_managed itself looks through those of vmap.
+  constexpr bool (*managed)(const at::Tensor&) = &is_managed;
+  for (const c10::DispatchKey key : {c10::DispatchKey::CompositeExplicitAutograd, c10::DispatchKey::FuncTorchBatched}) {
+    implementations(key).impl("_is_managed", managed);
+  }
 }
 
 } // namespace torch_uvm

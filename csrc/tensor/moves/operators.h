@@ -20,8 +20,8 @@ at::Tensor empty_strided_managed(at::IntArrayRef size, at::IntArrayRef stride, c
 at::Tensor managed_copy(const at::Tensor& self, c10::Device device, c10::ScalarType dtype, bool non_blocking,
                         c10::MemoryFormat memory_format);
 
-/// Registers torch_uvm::move and torch_uvm::managed_copy with their derivatives. Idempotent. Fake kernels and batching
-/// rules are in torch_uvm/_tensors/operators.py.
+/// Registers torch_uvm::move and torch_uvm::managed_copy with their derivatives, once per process. Fake kernels and
+/// batching rules are in torch_uvm/_tensors/operators.py.
 void register_operators();
 
 // The kernels (moves.cpp, managed_copy.cpp, moves_autograd.cpp). Those that take a key set are for autograd keys, and

@@ -7,7 +7,6 @@
 
 #include "tensor/process/context.h"
 #include "tensor/process/machine.h"
-#include "tensor/storage/ranges.h"
 
 namespace torch_uvm {
 namespace {
@@ -92,6 +91,12 @@ bool has_prefetch(Block* block) {
   return Registry::get().find(block).prefetched;
 }
 
+Range range_of(Block* block) {
+  const CachingManagedAllocator& allocator = Context::get().managed_allocator();
+  const auto begin = reinterpret_cast<std::uintptr_t>(allocator.data(block));
+  return {begin, begin + allocator.bytes(block)};
+}
+
 void forget_hints(Block* block) noexcept {
   Registry& registry = Registry::get();
   if (!registry.used.load(std::memory_order_relaxed) || Context::get().forked()) {
@@ -103,9 +108,7 @@ void forget_hints(Block* block) noexcept {
       return;
     }
     registry.change(block, [](Entry& known) { known = {}; });
-    const CachingManagedAllocator& allocator = Context::get().managed_allocator();
-    const auto begin = reinterpret_cast<std::uintptr_t>(allocator.data(block));
-    const Range pages = rounded_outwards({begin, begin + allocator.bytes(block)}, Machine::get().page_bytes);
+    const Range pages = rounded_outwards(range_of(block), Machine::get().page_bytes);
     for (const auto& [advice, location] : entry.advised) {
       Context::get().runtime().advise(pages.data(), pages.bytes(), undoing(advice), location);
     }

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "allocator/caching/caching_managed_allocator.h"
+#include "tensor/storage/ranges.h"
 
 namespace torch_uvm {
 
@@ -28,6 +29,9 @@ bool has_advice(Block* block);
 /// Records, until the block is freed, that part of it was prefetched away from its home.
 void note_prefetch(Block* block);
 bool has_prefetch(Block* block);
+
+/// The addresses of a managed block.
+Range range_of(Block* block);
 
 /// Undoes all advice on a block that is about to be freed. One relaxed load if no block has advice. A no-op in a forked
 /// child, where the pages belong to the parent.

@@ -33,12 +33,6 @@ struct Registry {
   }
 };
 
-void report(void* ptr, std::int64_t change, Location home) {
-  if (c10::memoryProfilingEnabled()) {
-    report_to_profiler(Context::get().managed_allocator(), ptr, change, home);
-  }
-}
-
 void delete_given(void* context) {
   if (Context::get().forked()) {
     return; // the memory belongs to the parent
@@ -50,7 +44,8 @@ void delete_given(void* context) {
   }
   given->allocator->free(given->allocation);
   try {
-    report(given->allocation.ptr, -static_cast<std::int64_t>(given->allocation.bytes), given->home);
+    report_to_profiler(Context::get().managed_allocator(), given->allocation.ptr,
+                       -static_cast<std::int64_t>(given->allocation.bytes), given->home);
   } catch (const std::exception&) {
     // Freeing must not fail because profiling does.
   }
@@ -85,7 +80,7 @@ c10::DataPtr allocate_from(const std::shared_ptr<Allocator>& allocator, std::siz
     throw;
   }
   c10::DataPtr data(allocation.ptr, given.release(), &delete_given, device);
-  report(allocation.ptr, static_cast<std::int64_t>(bytes), home);
+  report_to_profiler(Context::get().managed_allocator(), allocation.ptr, static_cast<std::int64_t>(bytes), home);
   return data;
 }
 

@@ -89,6 +89,9 @@ bool is_on_host(const c10::DataPtr& data) {
 }
 
 void report_to_profiler(const CachingManagedAllocator& memory, void* ptr, std::int64_t change, Location home) {
+  if (!c10::memoryProfilingEnabled()) {
+    return;
+  }
   const Statistics now = memory.statistics(home);
   const c10::Device device = home.is_host() ? c10::Device(c10::DeviceType::CPU)
                                             : c10::Device(at::getAccelerator(/*checked=*/true).value(),

@@ -30,7 +30,7 @@ bool is_plain(const c10::DataPtr& data);
 /// Whether the engine has evicted the storage to the host: its pointer is pinned memory, its context a Record.
 bool is_on_host(const c10::DataPtr& data);
 
-/// Reports an allocation or a free to the PyTorch profiler. Call only if c10::memoryProfilingEnabled().
+/// Reports an allocation or a free to the PyTorch profiler, if it records memory.
 /// \param memory the allocator whose totals are reported
 /// \param change in bytes; negative for a free
 void report_to_profiler(const CachingManagedAllocator& memory, void* ptr, std::int64_t change, Location home);

@@ -8,8 +8,6 @@
 #include <c10/util/Exception.h>
 #include <torch/library.h>
 
-#include <mutex>
-
 #include "tensor/storage/managed_storage.h"
 
 namespace torch_uvm {
@@ -54,20 +52,17 @@ struct Silent final : c10::WarningHandler {
 } // namespace
 
 void register_resize_check() {
-  static std::once_flag once;
-  std::call_once(once, [] {
-    Silent silent;
-    const c10::WarningUtils::WarningHandlerGuard quiet(&silent);
-    // Leaked: deregistration at exit would race with threads that are still running.
-    auto& library = *new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::CPU, __FILE__, __LINE__);
-    library.impl("resize_", TORCH_FN(resize_cpu));
-    const auto resize = c10::Dispatcher::singleton().findSchemaOrThrow("aten::resize_", "");
-    if (resize.hasKernelForDispatchKey(c10::DispatchKey::CUDA)) {
-      plain_cuda = new c10::SafeKernelFunction(resize.getComputedKernelForDispatchKey(c10::DispatchKey::CUDA));
-      auto& cuda = *new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::CUDA, __FILE__, __LINE__);
-      cuda.impl("resize_", TORCH_FN(resize_cuda));
-    }
-  });
+  Silent silent;
+  const c10::WarningUtils::WarningHandlerGuard quiet(&silent);
+  // Leaked: deregistration at exit would race with threads that are still running.
+  auto& library = *new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::CPU, __FILE__, __LINE__);
+  library.impl("resize_", TORCH_FN(resize_cpu));
+  const auto resize = c10::Dispatcher::singleton().findSchemaOrThrow("aten::resize_", "");
+  if (resize.hasKernelForDispatchKey(c10::DispatchKey::CUDA)) {
+    plain_cuda = new c10::SafeKernelFunction(resize.getComputedKernelForDispatchKey(c10::DispatchKey::CUDA));
+    auto& cuda = *new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::CUDA, __FILE__, __LINE__);
+    cuda.impl("resize_", TORCH_FN(resize_cuda));
+  }
 }
 
 } // namespace torch_uvm
