@@ -2,7 +2,6 @@
 
 #include <ATen/Context.h>
 #include <c10/cuda/CUDACachingAllocator.h>
-#include <cuda_runtime_api.h>
 
 #include <mutex>
 
@@ -44,11 +43,6 @@ void register_backend() {
 
 void install_allocator() {
   Context::get().runtime();
-}
-
-std::string toolkit_version() {
-  // CUDART_VERSION is 1000 * major + 10 * minor.
-  return std::to_string(CUDART_VERSION / 1000) + "." + std::to_string(CUDART_VERSION % 1000 / 10);
 }
 
 } // namespace torch_uvm::cuda

@@ -2,8 +2,6 @@
 // test TORCH_UVM_WITH_CUDA before including any of its headers.
 #pragma once
 
-#include <string>
-
 namespace torch_uvm::cuda {
 
 /// Makes CUDA the Context's backend. Does not initialise CUDA.
@@ -14,8 +12,5 @@ void register_backend();
 /// called at any time, even if CUDA is in use. Initialises CUDA and creates the runtime, so that a process that is
 /// forked later knows that the memory belongs to its parent.
 void install_allocator();
-
-/// The version of the toolkit headers that this was compiled against, as in "13.0".
-std::string toolkit_version();
 
 } // namespace torch_uvm::cuda

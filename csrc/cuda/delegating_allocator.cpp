@@ -18,17 +18,8 @@
 namespace torch_uvm::cuda {
 namespace {
 
-CachingManagedAllocator& managed_allocator() {
-  return Context::get().managed_allocator();
-}
-
-/// nullptr if the runtime does not exist yet: queries must not create it.
-CachingManagedAllocator* managed_in_use() {
-  return Context::get().in_use() ? &managed_allocator() : nullptr;
-}
-
 Block* managed_block_at(const void* ptr) {
-  CachingManagedAllocator* allocator = managed_in_use();
+  CachingManagedAllocator* allocator = Context::get().allocator_in_use();
   return allocator == nullptr || ptr == nullptr ? nullptr : allocator->find(ptr);
 }
 
@@ -54,7 +45,7 @@ thread_local std::uint64_t native_allocations = 0;
 /// Whether managed memory has room for a block without evicting anything.
 bool has_room(c10::DeviceIndex device, std::size_t bytes, cudaStream_t stream) {
   try {
-    CachingManagedAllocator& allocator = managed_allocator();
+    CachingManagedAllocator& allocator = Context::get().managed_allocator();
     Block* const block = allocator.try_allocate(bytes, Location::device(device), Stream{device, stream});
     allocator.free(block);
     return block != nullptr;
@@ -194,7 +185,7 @@ void DelegatingAllocator::annotateMemory(const void* ptr, const std::string& met
 
 void DelegatingAllocator::emptyCache(c10::MempoolId_t pool) {
   native_->emptyCache(pool);
-  CachingManagedAllocator* managed = managed_in_use();
+  CachingManagedAllocator* managed = Context::get().allocator_in_use();
   if (managed != nullptr && pool == c10::MempoolId_t{0, 0}) {
     managed->empty_cache();
   }
@@ -202,7 +193,7 @@ void DelegatingAllocator::emptyCache(c10::MempoolId_t pool) {
 
 pytorch::DeviceStats DelegatingAllocator::getDeviceStats(c10::DeviceIndex device) {
   pytorch::DeviceStats stats = native_->getDeviceStats(device);
-  if (CachingManagedAllocator* managed = managed_in_use()) {
+  if (CachingManagedAllocator* managed = Context::get().allocator_in_use()) {
     add(stats, managed->statistics(Location::device(device)));
   }
   return stats;
@@ -210,21 +201,21 @@ pytorch::DeviceStats DelegatingAllocator::getDeviceStats(c10::DeviceIndex device
 
 void DelegatingAllocator::resetAccumulatedStats(c10::DeviceIndex device) {
   native_->resetAccumulatedStats(device);
-  if (CachingManagedAllocator* managed = managed_in_use()) {
+  if (CachingManagedAllocator* managed = Context::get().allocator_in_use()) {
     managed->reset_accumulated_statistics(Location::device(device));
   }
 }
 
 void DelegatingAllocator::resetPeakStats(c10::DeviceIndex device) {
   native_->resetPeakStats(device);
-  if (CachingManagedAllocator* managed = managed_in_use()) {
+  if (CachingManagedAllocator* managed = Context::get().allocator_in_use()) {
     managed->reset_peak_statistics(Location::device(device));
   }
 }
 
 pytorch::SnapshotInfo DelegatingAllocator::snapshot(c10::MempoolId_t pool, bool include_traces) {
   pytorch::SnapshotInfo info = native_->snapshot(pool, include_traces);
-  CachingManagedAllocator* managed = managed_in_use();
+  CachingManagedAllocator* managed = Context::get().allocator_in_use();
   if (managed == nullptr || pool != c10::MempoolId_t{0, 0}) {
     return info;
   }

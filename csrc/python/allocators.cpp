@@ -1,27 +1,30 @@
-// Bindings of the allocators of csrc/allocator. Scopes (tensor.cpp) choose one of them.
+// Bindings of the allocators of csrc/allocator, of which scopes (tensor.cpp) choose one, and of logs and replays of
+// allocations.
 #include <torch/csrc/utils/pybind.h>
 
+#include <algorithm>
+#include <array>
+#include <iterator>
 #include <memory>
+#include <mutex>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "allocator/adaptors/adaptors.h"
 #include "allocator/adaptors/caching_allocator.h"
 #include "allocator/arena/arena.h"
 #include "allocator/plan/allocation_plan.h"
 #include "allocator/replay/allocation_log.h"
+#include "allocator/replay/replay.h"
 #include "python/bindings.h"
 #include "tensor/process/context.h"
-#include "tensor/storage/idle_allocators.h"
-#include "tensor/storage/process_allocator.h"
+#include "tensor/storage/user_allocators.h"
 
 namespace torch_uvm {
 namespace {
 
 namespace py = pybind11;
-
-Location location_of(const c10::Device& device) {
-  return device.is_cpu() ? Location::host() : Location::device(std::max<int>(device.index(), 0));
-}
 
 py::dict figures_dict(const Allocator& allocator) {
   const AllocatorFigures now = without_gil([&] { return allocator.figures(); });
@@ -88,6 +91,72 @@ py::dict report_dict(const AllocationPlan& plan) {
   return dict;
 }
 
+/// The log of the process's managed allocations; nullptr while none is recorded. Lock order: before the allocator's
+/// mutex.
+struct Recording {
+  std::mutex mutex;
+  std::unique_ptr<AllocationLog> log;
+
+  static Recording& get() {
+    static auto* recording = new Recording(); // leaked, because memory is freed even after static destructors
+    return *recording;
+  }
+};
+
+void start_recording(const std::string& path) {
+  Recording& recording = Recording::get();
+  CachingManagedAllocator& allocator = Context::get().managed_allocator();
+  const std::lock_guard lock(recording.mutex);
+  if (recording.log != nullptr) {
+    throw RuntimeFailure("allocations are recorded already; one recording at a time");
+  }
+  recording.log = std::make_unique<AllocationLog>(path);
+  allocator.set_observer(recording.log.get());
+}
+
+AllocationLogEnd stop_recording() {
+  Recording& recording = Recording::get();
+  const std::lock_guard lock(recording.mutex);
+  if (recording.log == nullptr) {
+    return {};
+  }
+  Context::get().managed_allocator().set_observer(nullptr);
+  const std::unique_ptr<AllocationLog> log = std::move(recording.log);
+  return log->close();
+}
+
+/// \param events rows of kind, stream, allocation and bytes \param logged_streams the streams that rows name by index
+py::dict replay_on(const std::string& allocator, const std::vector<std::array<std::uint64_t, 4>>& events,
+                   const std::vector<std::uint64_t>& logged_streams, const c10::Device& home, std::size_t initial,
+                   bool sample) {
+  const ReplayResult result = without_gil([&] {
+    ReplayLog log;
+    log.allocations = static_cast<std::uint32_t>(events.size());
+    std::ranges::transform(logged_streams, std::back_inserter(log.streams), &stream_from_log);
+    for (const auto& [kind, stream, allocation, bytes] : events) {
+      log.events.push_back({static_cast<ReplayEvent::Kind>(kind), static_cast<std::uint32_t>(stream),
+                            static_cast<std::uint32_t>(allocation), bytes});
+    }
+    ManagedRuntime& runtime = Context::get().runtime();
+    const ReplayOptions options{location_of(home), initial, Context::get().options().allocator};
+    return replay(log, runtime, allocator, options, sample);
+  });
+  py::dict dict;
+  dict["seconds"] = result.seconds;
+  dict["last_iteration_seconds"] = result.last_iteration_seconds;
+  dict["reserved"] = result.reserved;
+  dict["peak_reserved"] = result.peak_reserved;
+  dict["runtime_allocations"] = result.runtime_allocations;
+  dict["runtime_frees"] = result.runtime_frees;
+  dict["failure"] = result.failure;
+  dict["failed_at"] = result.failed_at;
+  return dict;
+}
+
+py::tuple end_tuple(const AllocationLogEnd& end) {
+  return py::make_tuple(end.rows, end.lost, end.error);
+}
+
 using Shared = std::shared_ptr<Allocator>;
 
 } // namespace
@@ -113,11 +182,7 @@ void bind_allocators(py::module_& module) {
            }),
            py::arg("upstream"), py::arg("path"), no_gil_inside)
       .def(
-          "close",
-          [](LoggingAllocator& self) {
-            const AllocationLogEnd end = without_gil([&] { return self.log().close(); });
-            return py::make_tuple(end.rows, end.lost, end.error);
-          },
+          "close", [](LoggingAllocator& self) { return end_tuple(without_gil([&] { return self.log().close(); })); },
           no_gil_inside);
   py::class_<Arena, Allocator, std::shared_ptr<Arena>>(module, "Arena", no_gil_at_end)
       .def(py::init([](Shared upstream, const c10::Device& home, std::size_t initial) {
@@ -167,6 +232,12 @@ void bind_allocators(py::module_& module) {
         return std::make_shared<RetryingAllocator>(std::move(upstream), callback_of(std::move(callback)));
       },
       py::arg("upstream"), py::arg("callback"), keeps_gil);
+
+  module.def("start_recording_allocations", &start_recording, py::arg("path"), no_gil);
+  module.def("stop_recording_allocations", [] { return end_tuple(without_gil(&stop_recording)); }, no_gil_inside);
+  module.def("replay_allocators", &replay_allocators, keeps_gil);
+  module.def("replay", &replay_on, py::arg("allocator"), py::arg("events"), py::arg("logged_streams"), py::arg("home"),
+             py::arg("initial"), py::arg("sample"), no_gil_inside);
 }
 
 } // namespace torch_uvm

@@ -6,9 +6,13 @@
 // `pybind11::release_gil_before_calling_cpp_dtor()`.
 #pragma once
 
+#include <c10/core/Device.h>
 #include <pybind11/pybind11.h>
 
+#include <algorithm>
 #include <utility>
+
+#include "runtime/location.h"
 
 namespace torch_uvm {
 
@@ -32,19 +36,20 @@ auto without_gil(Call&& call) {
   return std::forward<Call>(call)();
 }
 
-void register_exceptions(pybind11::module_& module); ///< exceptions.cpp
-void bind_tensor(pybind11::module_& module); ///< tensor.cpp: switch, backend, options, managed tensors
-void bind_allocators(pybind11::module_& module); ///< allocators.cpp: allocators that users create and choose
-void bind_hints(pybind11::module_& module); ///< hints.cpp: prefetch, advise, discard, residency
-void bind_budgets(pybind11::module_& module); ///< budgets.cpp: requests for budgets
-void bind_residency(pybind11::module_& module); ///< residency.cpp: the residency engine
+/// A CPU device is the host.
+inline Location location_of(const c10::Device& device) {
+  return device.is_cpu() ? Location::host() : Location::device(std::max<int>(device.index(), 0));
+}
+
+void bind_tensor(pybind11::module_& module); ///< tensor.cpp: switch, options, managed tensors, hints
+void bind_allocators(pybind11::module_& module); ///< allocators.cpp: allocators, logs and replays of them
+void bind_residency(pybind11::module_& module); ///< residency.cpp: budgets, the residency engine
 void bind_replaced_functions(pybind11::module_& module); ///< replaced_functions.cpp: methods of PyTorch, in place
 void bind_schedules(pybind11::module_& module); ///< schedules.cpp: schedules of recorded traces
 void bind_allocation_sites(pybind11::module_& module); ///< allocation_sites.cpp: the allocation-site profiler
 void bind_deferred(pybind11::module_& module); ///< deferred.cpp: deferred optimizer updates
 void bind_regions(pybind11::module_& module); ///< regions.cpp: compiled graphs, captures
 void bind_exchange(pybind11::module_& module); ///< exchange.cpp: DLPack, sharing between processes
-void bind_replay(pybind11::module_& module); ///< replay.cpp: recording and replay of allocations
 void bind_emulated(pybind11::module_& module); ///< emulated.cpp: the emulated accelerator
 /// tests/cpp/doubles; nullptr unless setup.py compiled that file (TORCH_UVM_TEST_BINDINGS=1; never for wheels).
 [[gnu::weak]] void bind_test_bindings(pybind11::module_& module);

@@ -34,17 +34,14 @@ ResidencyInfo residency_of(const at::Tensor& tensor) {
   if (Engine* const engine = engine_in_use(); engine != nullptr && !Context::forked()) {
     lock.emplace(*engine);
   }
-  ResidencyInfo info;
   const Touch range = emulated::access_of(tensor, false);
   const c10::DataPtr& data = data_of(tensor.storage());
-  if (is_on_host(data) || is_adopted(data_behind_labels(data))) {
-    info.host = range.bytes; // pinned memory, or a file's mapping
-    info.devices.resize(static_cast<std::size_t>(emulated::device_count()));
-  } else if (range.bytes != 0) {
-    info = emulated::runtime().residency(range.ptr, range.bytes);
-  } else {
-    info.devices.resize(static_cast<std::size_t>(emulated::device_count()));
+  if (range.bytes != 0 && !is_on_host(data) && !is_adopted(data_behind_labels(data))) {
+    return emulated::runtime().residency(range.ptr, range.bytes);
   }
+  ResidencyInfo info;
+  info.host = range.bytes; // pinned memory, or a file's mapping
+  info.devices.resize(static_cast<std::size_t>(emulated::device_count()));
   return info;
 }
 
@@ -68,7 +65,8 @@ void bind_emulated(py::module_& module) {
         TORCH_CHECK(Context::get().backend_name() != "cuda",
                     "the emulated accelerator is not in use in this process, whose backend is 'cuda'; "
                     "TORCH_UVM_DEVICE=emu registers it");
-        Context::get().set_emulated({devices, memory, profile, schedule_seed});
+        Context::get().change_options(
+            [&](Options& options) { options.emulated = {devices, memory, profile, schedule_seed}; });
       },
       py::arg("devices"), py::arg("memory"), py::arg("profile"), py::arg("schedule_seed"), no_gil);
   module.def("emu_profiles", &CostProfile::names, keeps_gil);

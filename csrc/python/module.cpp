@@ -1,17 +1,55 @@
-// The extension module torch_uvm._C.
+// The extension module torch_uvm._C, and how it raises the errors of C++.
+#include <pybind11/gil_safe_call_once.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <exception>
+
 #include "python/bindings.h"
+#include "runtime/error.h"
 #include "tensor/dispatch/watcher.h"
+
+namespace torch_uvm {
+namespace {
+
+namespace py = pybind11;
+
+/// torch.OutOfMemoryError. The reference is leaked, because exceptions may be raised while the interpreter shuts down.
+py::object& out_of_memory_error() {
+  PYBIND11_CONSTINIT static py::gil_safe_call_once_and_store<py::object> storage;
+  return storage
+      .call_once_and_store_result([] { return py::object(py::module_::import("torch").attr("OutOfMemoryError")); })
+      .get_stored();
+}
+
+void translate(std::exception_ptr pointer) {
+  try {
+    std::rethrow_exception(pointer);
+  } catch (const OutOfMemory& error) {
+    py::set_error(out_of_memory_error(), error.what());
+  } catch (const InvalidArgument& error) {
+    py::set_error(PyExc_ValueError, error.what());
+  } catch (const RuntimeFailure& error) {
+    py::set_error(PyExc_RuntimeError, error.what());
+  }
+}
+
+/// Translates the errors of runtime/error.h to Python exceptions.
+void register_exceptions() {
+  // Imported now, so that translating an error never imports.
+  out_of_memory_error();
+  // Local to this extension, so that it does not affect other pybind11 modules.
+  py::register_local_exception_translator(translate);
+}
+
+} // namespace
+} // namespace torch_uvm
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.doc() = "The C++ layers of torch_uvm.";
   torch_uvm::register_watcher();
-  torch_uvm::register_exceptions(module);
+  torch_uvm::register_exceptions();
   torch_uvm::bind_allocators(module);
   torch_uvm::bind_tensor(module);
-  torch_uvm::bind_hints(module);
-  torch_uvm::bind_budgets(module);
   torch_uvm::bind_residency(module);
   torch_uvm::bind_replaced_functions(module);
   torch_uvm::bind_schedules(module);
@@ -19,7 +57,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   torch_uvm::bind_deferred(module);
   torch_uvm::bind_regions(module);
   torch_uvm::bind_exchange(module);
-  torch_uvm::bind_replay(module);
   torch_uvm::bind_emulated(module);
   if (torch_uvm::bind_test_bindings != nullptr) {
     torch_uvm::bind_test_bindings(module);

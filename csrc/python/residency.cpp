@@ -1,4 +1,6 @@
-// Bindings of the residency engine: csrc/tensor/process/process_engine.h and csrc/tensor/dispatch/pins.h.
+// Bindings of budgets and of the residency engine: budgets.h and process_engine.h of csrc/tensor/process,
+// csrc/tensor/dispatch/pins.h.
+#include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <string>
@@ -7,6 +9,8 @@
 
 #include "python/bindings.h"
 #include "tensor/dispatch/pins.h"
+#include "tensor/process/budget_state.h"
+#include "tensor/process/budgets.h"
 #include "tensor/process/context.h"
 #include "tensor/process/process_engine.h"
 
@@ -23,11 +27,16 @@ py::dict traffic_dict(const ResidencyStatistics::Traffic& traffic) {
   return dict;
 }
 
+/// Calls a method of the engine, if there is one. \return its result, or a value-initialised one
+template <auto method>
+auto of_engine() {
+  Engine* const engine = engine_in_use();
+  using Result = decltype((engine->*method)());
+  return engine == nullptr ? Result() : (engine->*method)();
+}
+
 py::dict residency_stats() {
-  const ResidencyStatistics now = without_gil([] {
-    Engine* const engine = engine_in_use();
-    return engine == nullptr ? ResidencyStatistics() : engine->statistics();
-  });
+  const ResidencyStatistics now = without_gil(&of_engine<&Engine::statistics>);
   py::dict dict;
   dict["fetched"] = traffic_dict(now.fetched);
   dict["written_back"] = traffic_dict(now.written_back);
@@ -48,22 +57,84 @@ py::dict residency_stats() {
 }
 
 py::tuple residency_counts() {
-  const ResidencyCounts now = without_gil([] {
-    Engine* const engine = engine_in_use();
-    return engine == nullptr ? ResidencyCounts() : engine->counts();
-  });
+  const ResidencyCounts now = without_gil(&of_engine<&Engine::counts>);
   return py::make_tuple(now.observed, now.written_back, now.used_in_place, now.over_budget, now.failures);
+}
+
+/// Creates a tensor on the storage without calling an operator.
+at::Tensor over(c10::Storage storage) {
+  const c10::DispatchKeySet key(c10::computeDispatchKey(c10::kByte, c10::kStrided, storage.device()));
+  return at::detail::make_tensor<c10::TensorImpl>(std::move(storage), key, caffe2::TypeMeta::Make<std::uint8_t>());
+}
+
+unsigned long main_thread = 0;
+
+/// See register_interpreter. Other threads may run operators meanwhile, so it is only done while there are none that
+/// Python knows. Those of a backward are idle then.
+void call_on_main_thread() noexcept {
+  if (PyThread_get_thread_ident() == main_thread) {
+    const auto call = [](void*) {
+      try {
+        if (py::module_::import("threading").attr("active_count")().cast<int>() == 1) {
+          const py::gil_scoped_release without_gil;
+          engine_in_use()->note_between_operators();
+        }
+      } catch (const std::exception&) {
+        // The interpreter is going away. Operators are counted instead.
+      }
+      return 0;
+    };
+    Py_AddPendingCall(call, nullptr); // may refuse, if many calls are pending: then operators are counted instead
+  }
 }
 
 } // namespace
 
 void bind_residency(py::module_& module) {
-  module.def("set_budget", &set_budget, py::arg("device"), py::arg("bytes"),
-             py::arg("ceiling") = CachingManagedAllocator::kNoCeiling, no_gil);
+  main_thread = py::module_::import("threading").attr("main_thread")().attr("ident").cast<unsigned long>();
+  register_interpreter(&call_on_main_thread);
+  module.def(
+      "parse_budget", [](const std::string& text) { return show_budget(parse_budget(text)); }, py::arg("text"),
+      keeps_gil);
+  module.def(
+      "request_budget",
+      [](std::optional<int> device, const std::optional<std::string>& budget) {
+        request_budget(device, budget ? std::optional(parse_budget(*budget)) : std::nullopt);
+      },
+      py::arg("device"), py::arg("budget"), no_gil);
+  module.def("request_default_budget", &request_default_budget, no_gil);
+  module.def(
+      "requested_budget",
+      [](int device) {
+        const std::optional<BudgetRequest> request = requested_budget(device);
+        return request ? std::optional(show_budget(*request)) : std::nullopt;
+      },
+      py::arg("device"), no_gil);
+  module.def("budget_of", &budget_of, py::arg("device"), no_gil);
+  module.def("budget_warning", &budget_warning, py::arg("device"), no_gil);
+  module.def("host_limit_in_force", &host_limit_in_force, no_gil);
+  module.def("knows_all", &knows_all, no_gil);
+  module.def(
+      "make_known",
+      [](const py::list& objects) {
+        std::vector<at::Tensor> tensors;
+        for (const py::handle object : objects) {
+          if (PyObject_TypeCheck(object.ptr(), reinterpret_cast<PyTypeObject*>(THPVariableClass)) != 0) {
+            tensors.push_back(THPVariable_Unpack(object.ptr()));
+          }
+        }
+        without_gil([&] {
+          make_known(tensors);
+          tensors.clear();
+        });
+      },
+      py::arg("objects"), no_gil_inside);
+  module.def(
+      "materialise_storage", [](const c10::Storage& storage) { materialise(over(storage)); }, py::arg("storage"),
+      no_gil);
   module.def(
       "budget", [](int device) { return engine_in_use() == nullptr ? std::nullopt : engine_in_use()->budget(device); },
       py::arg("device"), no_gil);
-  module.def("set_host_limit", &set_host_limit, py::arg("bytes"), no_gil);
   module.def("residency_stats", &residency_stats, no_gil_inside);
   module.def("residency_counts", &residency_counts, no_gil_inside);
   module.def(
@@ -73,14 +144,7 @@ void bind_residency(py::module_& module) {
         return engine == nullptr ? std::optional<double>(0) : engine->predicted_ms_per_operator();
       },
       no_gil);
-  module.def(
-      "reset_residency_stats",
-      [] {
-        if (Engine* const engine = engine_in_use()) {
-          engine->reset_statistics();
-        }
-      },
-      no_gil);
+  module.def("reset_residency_stats", &of_engine<&Engine::reset_statistics>, no_gil);
   module.def(
       "keep_resident",
       [](const std::vector<at::Tensor>& tensors, bool keep) {
@@ -98,14 +162,7 @@ void bind_residency(py::module_& module) {
       },
       py::arg("tensors"), py::arg("keep"), no_gil);
   module.def("materialise", &materialise, py::arg("tensor"), no_gil);
-  module.def(
-      "mark_step",
-      [] {
-        if (Engine* const engine = engine_in_use()) {
-          engine->mark_step();
-        }
-      },
-      no_gil);
+  module.def("mark_step", &of_engine<&Engine::mark_step>, no_gil);
   module.def(
       "start_recording_accesses",
       [](const std::string& path) {
@@ -116,14 +173,7 @@ void bind_residency(py::module_& module) {
         engine->start_recording(path);
       },
       py::arg("path"), no_gil);
-  module.def(
-      "stop_recording_accesses",
-      [] {
-        if (Engine* const engine = engine_in_use()) {
-          engine->stop_recording();
-        }
-      },
-      no_gil);
+  module.def("stop_recording_accesses", &of_engine<&Engine::stop_recording>, no_gil);
 }
 
 } // namespace torch_uvm

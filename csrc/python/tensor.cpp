@@ -1,15 +1,18 @@
-// Bindings of csrc/tensor: the switch, the options, managed tensors and their statistics.
+// Bindings of csrc/tensor: the switch, the options, managed tensors, their statistics and residency. The hints
+// themselves are registered as operators.
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/device_lazy_init.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "config/options.h"
 #include "python/bindings.h"
 #include "runtime/bytes.h"
+#include "tensor/hints/hints.h"
 #include "tensor/moves/adopt.h"
 #include "tensor/moves/moves.h"
 #include "tensor/moves/operators.h"
@@ -28,12 +31,9 @@ namespace {
 
 namespace py = pybind11;
 
-/// Converts a home from Python: None is all homes, a CPU device is the host.
+/// Converts a home from Python: None is all homes.
 std::optional<Location> home_of(const std::optional<c10::Device>& device) {
-  if (!device) {
-    return std::nullopt;
-  }
-  return device->is_cpu() ? Location::host() : Location::device(std::max<int>(device->index(), 0));
+  return device ? std::optional(location_of(*device)) : std::nullopt;
 }
 
 /// Initialises PyTorch's device. PyTorch does this lazily in its own Python functions, but not in operators. With the
@@ -43,20 +43,9 @@ void start_device(const c10::Device& device) {
   torch::utils::maybe_initialize_device(cuda ? c10::Device(c10::DeviceType::CUDA) : device);
 }
 
-/// nullptr before the first use. A query must not create the runtime, which would freeze its options, and must not fail
-/// if there is no backend.
-CachingManagedAllocator* allocator_in_use() {
-  return Context::get().in_use() ? &Context::get().managed_allocator() : nullptr;
-}
-
-std::vector<SegmentInfo> snapshot() {
-  const CachingManagedAllocator* const allocator = allocator_in_use();
-  return allocator == nullptr ? std::vector<SegmentInfo>{} : allocator->snapshot();
-}
-
 py::dict statistics_dict(const std::optional<c10::Device>& home) {
   const Statistics statistics = without_gil([&] {
-    const CachingManagedAllocator* const allocator = allocator_in_use();
+    const CachingManagedAllocator* const allocator = Context::get().allocator_in_use();
     return allocator == nullptr ? Statistics{} : allocator->statistics(home_of(home));
   });
   py::dict dict;
@@ -64,6 +53,13 @@ py::dict statistics_dict(const std::optional<c10::Device>& home) {
     dict[py::str(key)] = value;
   }
   return dict;
+}
+
+template <auto method>
+void reset(const std::optional<c10::Device>& home) {
+  if (CachingManagedAllocator* const allocator = Context::get().allocator_in_use()) {
+    (allocator->*method)(home_of(home));
+  }
 }
 
 const char* state_name(BlockInfo::State state) {
@@ -78,12 +74,11 @@ const char* state_name(BlockInfo::State state) {
   return "inactive";
 }
 
-int python_index(Location home) {
-  return home.index; // -1 is the host
-}
-
 py::list snapshot_list() {
-  const std::vector<SegmentInfo> found = without_gil(&snapshot);
+  const std::vector<SegmentInfo> found = without_gil([] {
+    const CachingManagedAllocator* const allocator = Context::get().allocator_in_use();
+    return allocator == nullptr ? std::vector<SegmentInfo>{} : allocator->snapshot();
+  });
   py::list segments;
   for (const SegmentInfo& segment : found) {
     py::list blocks;
@@ -93,12 +88,12 @@ py::list snapshot_list() {
       described["size"] = block.bytes;
       described["requested_size"] = block.requested_bytes;
       described["state"] = state_name(block.state);
-      described["device"] = python_index(block.home);
+      described["device"] = block.home.index; // -1 is the host
       described["stream"] = reinterpret_cast<std::uintptr_t>(block.stream.handle);
       blocks.append(std::move(described));
     }
     py::dict described;
-    described["device"] = python_index(segment.home);
+    described["device"] = segment.home.index;
     described["address"] = segment.address;
     described["total_size"] = segment.bytes;
     described["allocated_size"] = segment.allocated_bytes;
@@ -126,12 +121,13 @@ py::list options_list() {
   return rows;
 }
 
-bool is_built_with_cuda() {
-#ifdef TORCH_UVM_WITH_CUDA
-  return !cuda::toolkit_version().empty();
-#else
-  return false;
-#endif
+py::dict residency_by_device(const std::vector<at::Tensor>& tensors) {
+  const auto places = without_gil([&] { return residency(tensors); });
+  py::dict dict;
+  for (const auto& [device, bytes] : places) {
+    dict[py::cast(device)] = bytes;
+  }
+  return dict;
 }
 
 /// Whether two of the values are tensors with different labels on the same bytes.
@@ -160,6 +156,7 @@ bool share_bytes(const py::sequence& values) {
 
 void bind_tensor(py::module_& module) {
   register_operators();
+  register_hints();
   module.def("set_enabled", &set_managed_enabled, py::arg("on"), keeps_gil);
   module.def("is_enabled", &managed_enabled, keeps_gil);
   // The destructor of a scope may free its allocator.
@@ -172,27 +169,38 @@ void bind_tensor(py::module_& module) {
            py::arg("on"), py::arg("allocator").none(true), no_gil_inside)
       .def("close", &ManagedScope::close, no_gil);
 
-  module.def("load_options", [](const std::string& text) { load_options(text); }, py::arg("text"), no_gil);
   module.def(
-      "set_option", [](const std::string& key, const std::string& value) { set_option(key, value); }, py::arg("key"),
-      py::arg("value"), no_gil);
+      "load_options",
+      [](const std::string& text) { change_options([&](Options& options) { options = parse_options(text); }); },
+      py::arg("text"), no_gil);
+  module.def(
+      "set_option",
+      [](const std::string& key, const std::string& value) {
+        change_options([&](Options& options) { set_option(options, key, value); });
+      },
+      py::arg("key"), py::arg("value"), no_gil);
   module.def("describe_options", &options_list, no_gil_inside);
   module.def("parse_bytes", [](const std::string& text) { return parse_bytes(text); }, py::arg("text"), keeps_gil);
   module.def("format_bytes", &format_bytes, py::arg("count"), keeps_gil);
-  module.def("set_limit", &set_limit, py::arg("limit"), no_gil);
+  module.def(
+      "set_limit",
+      [](std::optional<std::size_t> limit) { change_options([&](Options& options) { options.limit = limit; }); },
+      py::arg("limit"), no_gil);
   module.def("get_limit", [] { return Context::get().options().limit; }, no_gil);
 
 #ifdef TORCH_UVM_WITH_CUDA
+  constexpr bool kWithCuda = true;
   module.def("cuda_register", &cuda::register_backend, no_gil);
   module.def("cuda_install", &cuda::install_allocator, no_gil);
 #else
+  constexpr bool kWithCuda = false;
   const auto refuse = [] { throw std::runtime_error("torch_uvm was built without CUDA"); };
   module.def("cuda_register", refuse, keeps_gil);
   module.def("cuda_install", refuse, keeps_gil);
 #endif
   module.def("set_host_tensors", &set_host_tensors, py::arg("on"), no_gil);
   module.def("host_tensors", &host_tensors, keeps_gil);
-  module.def("built_with_cuda", &is_built_with_cuda, keeps_gil);
+  module.def("built_with_cuda", [] { return kWithCuda; }, keeps_gil);
   module.def("backend", [] { return Context::get().backend_name(); }, no_gil);
   module.def("in_use", [] { return Context::get().in_use(); }, keeps_gil);
   module.def(
@@ -246,6 +254,8 @@ void bind_tensor(py::module_& module) {
         return adopt(tensor);
       },
       py::arg("tensor"), py::arg("device"), no_gil);
+  module.def("has_bytes", &has_bytes, py::arg("tensor"), keeps_gil);
+  module.def("residency", &residency_by_device, py::arg("tensors"), no_gil_inside);
   module.def("share_bytes", &share_bytes, py::arg("values"), keeps_gil);
   module.def("start_device", &start_device, py::arg("device"), no_gil);
   module.def(
@@ -257,27 +267,15 @@ void bind_tensor(py::module_& module) {
       },
       py::arg("size"), py::arg("stride"), py::arg("dtype"), py::arg("device"), no_gil);
   module.def("memory_stats", &statistics_dict, py::arg("home"), no_gil_inside);
-  module.def(
-      "reset_peak_memory_stats",
-      [](const std::optional<c10::Device>& home) {
-        if (CachingManagedAllocator* allocator = allocator_in_use()) {
-          allocator->reset_peak_statistics(home_of(home));
-        }
-      },
-      py::arg("home"), no_gil);
-  module.def(
-      "reset_accumulated_memory_stats",
-      [](const std::optional<c10::Device>& home) {
-        if (CachingManagedAllocator* allocator = allocator_in_use()) {
-          allocator->reset_accumulated_statistics(home_of(home));
-        }
-      },
-      py::arg("home"), no_gil);
+  module.def("reset_peak_memory_stats", &reset<&CachingManagedAllocator::reset_peak_statistics>, py::arg("home"),
+             no_gil);
+  module.def("reset_accumulated_memory_stats", &reset<&CachingManagedAllocator::reset_accumulated_statistics>,
+             py::arg("home"), no_gil);
   module.def("memory_snapshot", &snapshot_list, no_gil_inside);
   module.def(
       "empty_cache",
       [] {
-        CachingManagedAllocator* allocator = allocator_in_use();
+        CachingManagedAllocator* allocator = Context::get().allocator_in_use();
         return allocator == nullptr ? 0 : allocator->empty_cache();
       },
       no_gil);

@@ -82,12 +82,12 @@ Budgets& Budgets::get() {
 
 void Budgets::apply_engine_options() {
   const Options options = Context::get().options();
-  set_staging(options.staging);
+  made_engine().set_staging(options.staging);
   Engine* const engine = engine_in_use();
   const std::optional<std::size_t> wanted =
       host_limit_of(options, engine == nullptr ? 0 : static_cast<std::size_t>(engine->statistics().host_bytes));
   if (wanted != host_limit) {
-    set_host_limit(wanted);
+    made_engine().set_host_limit(wanted);
     host_limit = wanted;
   }
 }

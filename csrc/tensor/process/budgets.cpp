@@ -18,6 +18,23 @@ bool is_sized(const std::optional<BudgetRequest>& request) {
   return request && (request->kind == BudgetRequest::Kind::kBytes || request->kind == BudgetRequest::Kind::kShare);
 }
 
+/// Changes options, and applies the budgets of started devices. If that fails, the options are as before, and the
+/// budgets as far as that works.
+/// \param device,anew as of Budgets::apply_started
+void change_and_apply(const std::function<void(Options&)>& change, std::optional<int> device, bool anew) {
+  Budgets& budgets = Budgets::get();
+  const std::lock_guard lock(budgets.mutex);
+  const Options before = Context::get().options();
+  Context::get().change_options(change);
+  try {
+    budgets.apply_started(device, anew);
+  } catch (...) {
+    Context::get().change_options([&](Options& options) { options = before; });
+    budgets.restore(device);
+    throw;
+  }
+}
+
 } // namespace
 
 std::optional<std::string> budget_warning(int device) {
@@ -78,33 +95,22 @@ std::optional<std::size_t> budget_of(int device) {
 }
 
 void request_budget(std::optional<int> device, const std::optional<BudgetRequest>& request) {
-  Budgets& budgets = Budgets::get();
-  const std::lock_guard lock(budgets.mutex);
-  Context& context = Context::get();
-  const Options before = context.options();
-  if (device) {
-    std::map<int, BudgetRequest> single = before.device_budgets;
-    single.insert_or_assign(*device, request.value());
-    context.set_budgets(before.budget, std::move(single));
-  } else {
-    context.set_budgets(request, {});
-  }
-  try {
-    budgets.apply_started(device, true);
-  } catch (...) {
-    context.set_budgets(before.budget, before.device_budgets);
-    budgets.restore(device);
-    throw;
-  }
+  const auto change = [&](Options& options) {
+    if (device) {
+      options.device_budgets.insert_or_assign(*device, request.value());
+    } else {
+      options.budget = request;
+      options.device_budgets.clear();
+    }
+  };
+  change_and_apply(change, device, /*anew=*/true);
 }
 
 void request_default_budget() {
   Budgets& budgets = Budgets::get();
   const std::lock_guard lock(budgets.mutex); // a concurrent request may fail and roll its options back
-  Context& context = Context::get();
-  const Options before = context.options();
-  if (!before.budget) {
-    context.set_budgets(BudgetRequest(), before.device_budgets);
+  if (!Context::get().options().budget) {
+    Context::get().change_options([](Options& options) { options.budget = BudgetRequest(); });
     budgets.apply_started(std::nullopt, false);
   }
 }
@@ -200,32 +206,8 @@ std::optional<std::size_t> host_limit_in_force() {
   return engine_in_use() != nullptr && options.automatic_host_limit ? budgets.host_limit : host_limit_of(options, 0);
 }
 
-void load_options(std::string_view text) {
-  Budgets& budgets = Budgets::get();
-  const std::lock_guard lock(budgets.mutex);
-  Context::get().load_options(text);
-  budgets.apply_started(std::nullopt, false);
-}
-
-void set_option(std::string_view key, std::string_view value) {
-  Budgets& budgets = Budgets::get();
-  const std::lock_guard lock(budgets.mutex);
-  Context::get().set_option(key, value);
-  budgets.apply_started(std::nullopt, false);
-}
-
-void set_limit(std::optional<std::size_t> bytes) {
-  Budgets& budgets = Budgets::get();
-  const std::lock_guard lock(budgets.mutex);
-  const std::optional<std::size_t> before = Context::get().options().limit;
-  Context::get().set_limit(bytes);
-  try {
-    budgets.apply_started(std::nullopt, false);
-  } catch (...) {
-    Context::get().set_limit(before);
-    budgets.restore(std::nullopt);
-    throw;
-  }
+void change_options(const std::function<void(Options&)>& change) {
+  change_and_apply(change, std::nullopt, /*anew=*/false);
 }
 
 } // namespace torch_uvm

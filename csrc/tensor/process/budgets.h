@@ -5,12 +5,12 @@
 #include <c10/util/Exception.h>
 
 #include <cstddef>
+#include <functional>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <utility>
 
-#include "config/budget_request.h"
+#include "config/options.h"
 
 namespace torch_uvm {
 
@@ -77,10 +77,8 @@ bool leave_limit_to_host(std::size_t wanted) noexcept;
 /// The limit of pinned host memory in force; before the first budget, the one that would be now. nullopt: none
 std::optional<std::size_t> host_limit_in_force();
 
-/// As the functions of Context, but also apply changed budgets and those that a changed limit allows, atomically with
-/// respect to request_budget.
-void load_options(std::string_view text);
-void set_option(std::string_view key, std::string_view value);
-void set_limit(std::optional<std::size_t> bytes);
+/// As Context::change_options, but also applies budgets that changed and those that a changed limit allows, atomically
+/// with respect to request_budget. \throws what applying them throws, too; the options are then as before
+void change_options(const std::function<void(Options&)>& change);
 
 } // namespace torch_uvm

@@ -86,6 +86,10 @@ CachingManagedAllocator& Context::managed_allocator() {
   return made_.load(std::memory_order_acquire)->allocator;
 }
 
+CachingManagedAllocator* Context::allocator_in_use() {
+  return in_use() ? &managed_allocator() : nullptr;
+}
+
 Options Context::options() const {
   std::lock_guard lock(mutex_);
   return options_;
@@ -107,29 +111,6 @@ void Context::change_options(const std::function<void(Options&)>& change) {
   options_ = changed;
   set_relocation_min(changed.relocation_min);
   zeroes_allocations_.store(changed.zero_on_alloc, std::memory_order_relaxed);
-}
-
-void Context::load_options(std::string_view text) {
-  change_options([&](Options& options) { options = parse_options(text); });
-}
-
-void Context::set_option(std::string_view key, std::string_view value) {
-  change_options([&](Options& options) { torch_uvm::set_option(options, key, value); });
-}
-
-void Context::set_emulated(const EmulatedConfig& config) {
-  change_options([&](Options& options) { options.emulated = config; });
-}
-
-void Context::set_limit(std::optional<std::size_t> bytes) {
-  change_options([&](Options& options) { options.limit = bytes; });
-}
-
-void Context::set_budgets(std::optional<BudgetRequest> all, std::map<int, BudgetRequest> single) {
-  change_options([&](Options& options) {
-    options.budget = all;
-    options.device_budgets = std::move(single);
-  });
 }
 
 } // namespace torch_uvm

@@ -3,12 +3,9 @@
 
 #include <atomic>
 #include <functional>
-#include <map>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
-#include <string_view>
 
 #include "allocator/caching/caching_managed_allocator.h"
 #include "config/options.h"
@@ -37,17 +34,15 @@ class Context {
   /// Creates the runtime at the first call. \throws RuntimeFailure if there is no backend
   ManagedRuntime& runtime();
   CachingManagedAllocator& managed_allocator();
+  /// nullptr before the first use. A query must not create the runtime, which would freeze its options, and must not
+  /// fail if there is no backend.
+  CachingManagedAllocator* allocator_in_use();
 
   Options options() const;
-  // These only store requested budgets; tensor/process/budgets.h applies them.
-  /// Sets all options, from the text of TORCH_UVM_CONF. \throws as set_option
-  void load_options(std::string_view text);
-  /// \throws InvalidArgument as torch_uvm::set_option; RuntimeFailure for an option that the existing runtime was
-  ///         created from. Nothing changes then.
-  void set_option(std::string_view key, std::string_view value);
-  void set_emulated(const EmulatedConfig& config); ///< sets all options of the emulator; throws as set_option
-  void set_limit(std::optional<std::size_t> bytes);
-  void set_budgets(std::optional<BudgetRequest> all, std::map<int, BudgetRequest> single);
+  /// Changes the options. Budgets are only stored: tensor/process/budgets.h applies them.
+  /// \throws what `change` throws; RuntimeFailure for an option that the existing runtime was created from. Nothing
+  ///         changes then.
+  void change_options(const std::function<void(Options&)>& change);
 
   /// The option zero_on_alloc. One relaxed load, as every allocation reads it.
   bool zeroes_allocations() const {
@@ -61,7 +56,6 @@ class Context {
 
  private:
   Context() = default;
-  void change_options(const std::function<void(Options&)>& change);
   void make_runtime_locked();
 
   struct Made; // runtime and allocator

@@ -101,21 +101,6 @@ void register_interpreter(void (*call_between_operators)() noexcept) {
   interpreter_call.store(call_between_operators);
 }
 
-void set_host_limit(std::optional<std::size_t> bytes) {
-  const std::lock_guard lock(engine_making);
-  find_or_make_engine().set_host_limit(bytes);
-}
-
-void set_staging(std::optional<std::size_t> slot_bytes) {
-  const std::lock_guard lock(engine_making);
-  find_or_make_engine().set_staging(slot_bytes);
-}
-
-void evict_after_operators(bool on) {
-  const std::lock_guard lock(engine_making);
-  find_or_make_engine().evict_after_operators(on);
-}
-
 std::uint64_t begin_engine_capture() {
   const std::lock_guard lock(engine_making);
   const std::uint64_t capture = find_or_make_engine().begin_capture();

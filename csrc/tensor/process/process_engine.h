@@ -35,9 +35,6 @@ Engine& made_engine();
 /// As Engine::set_budget; also starts or stops observing operators.
 void set_budget(int device, std::optional<std::size_t> bytes,
                 std::size_t ceiling = CachingManagedAllocator::kNoCeiling);
-void set_host_limit(std::optional<std::size_t> bytes);
-void set_staging(std::optional<std::size_t> slot_bytes);
-void evict_after_operators(bool on);
 
 /// Starts or stops observing operators, as the engine and the watch need it.
 void watch_operators() noexcept;

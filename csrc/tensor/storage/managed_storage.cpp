@@ -21,8 +21,8 @@
 #include "tensor/storage/adopted_storage.h"
 #include "tensor/storage/allocator_storage.h"
 #include "tensor/storage/block_storage.h"
-#include "tensor/storage/idle_allocators.h"
 #include "tensor/storage/labels.h"
+#include "tensor/storage/user_allocators.h"
 
 namespace torch_uvm {
 namespace {

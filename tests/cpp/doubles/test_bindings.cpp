@@ -17,15 +17,17 @@
 #include "doubles/failing_calls.h"
 #include "emulated/backend.h"
 #include "python/bindings.h"
+#include "tensor/dispatch/deferred_updates.h"
 #include "tensor/dispatch/observed_operators.h"
 #include "tensor/dispatch/thread_state.h"
 #include "tensor/hints/owned_bytes.h"
+#include "tensor/process/budgets.h"
 #include "tensor/process/context.h"
 #include "tensor/process/machine.h"
 #include "tensor/process/process_engine.h"
-#include "tensor/storage/idle_allocators.h"
 #include "tensor/storage/labels.h"
 #include "tensor/storage/managed_storage.h"
+#include "tensor/storage/user_allocators.h"
 
 namespace torch_uvm {
 
@@ -143,7 +145,15 @@ void bind_test_bindings(py::module_& module) {
       py::arg("tensor"), no_gil);
   module.def("known_operators", [] { return this_thread().known.size(); }, no_gil);
   module.def("written_arguments", &written_arguments, py::arg("name"), py::arg("overload") = "", no_gil);
-  module.def("evict_after_operators", &evict_after_operators, py::arg("on"), no_gil);
+  module.def("evict_after_operators", [](bool on) { made_engine().evict_after_operators(on); }, py::arg("on"), no_gil);
+  // Whatever was requested.
+  module.def("set_budget", &set_budget, py::arg("device"), py::arg("bytes"),
+             py::arg("ceiling") = CachingManagedAllocator::kNoCeiling, no_gil);
+  module.def(
+      "set_host_limit", [](std::optional<std::size_t> bytes) { made_engine().set_host_limit(bytes); }, py::arg("bytes"),
+      no_gil);
+  module.def("fit_automatic_budget", &fit_automatic_budget, py::arg("device"), py::arg("wanted"), no_gil);
+  module.def("pending_updates", &deferred_updates, keeps_gil);
   module.def("release_idle_memory", &release_idle_memory, no_gil);
   module.def(
       "check_allocator",

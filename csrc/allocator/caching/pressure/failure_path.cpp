@@ -12,7 +12,7 @@
 // The callback is called up to 16 times. Each call that makes room is followed by a retry, which also waits for pending
 // frees.
 //
-// If all fail, the caller `with_idle_memory` (tensor/storage/idle_allocators.h) releases the idle memory of user-made
+// If all fail, the caller `with_idle_memory` (tensor/storage/user_allocators.h) releases the idle memory of user-made
 // allocators (arenas, plans, pools) and, if there was any, tries everything once more.
 #include <algorithm>
 #include <array>

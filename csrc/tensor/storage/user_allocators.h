@@ -1,4 +1,4 @@
-// Releases the idle memory of user-made allocators when managed memory runs out.
+// User-made allocators: their upstream, and the release of their idle memory when managed memory runs out.
 #pragma once
 
 #include <cstddef>
@@ -8,6 +8,10 @@
 #include "runtime/error.h"
 
 namespace torch_uvm {
+
+/// The process's caching allocator as an upstream. Budgets and hints are notified of its allocations and frees. Created
+/// with the runtime at first use, never destroyed. \throws RuntimeFailure if there is no backend
+std::shared_ptr<Allocator> process_allocator();
 
 /// Registers an allocator for release_idle_memory, for as long as it lives. \return the allocator
 std::shared_ptr<Allocator> remember(std::shared_ptr<Allocator> allocator);
