@@ -102,6 +102,21 @@ def test_with_a_foreach_optimizer(on_two: Run) -> None:
     on_two("check(lambda: training(foreach=True), 0.7, 0.7)")
 
 
+def test_updates_together_fit_the_budget_of_their_device(on_two: Run) -> None:
+    on_two(
+        """
+        torch_uvm.enable(budget=256 * MIB, optimizer="deferred")
+        torch_uvm.set_budget(12 * MIB, SECOND)
+        parameters = [nn.Parameter(torch.randn(256, 1024).to(each)) for each in [FIRST] * 2 + [SECOND] * 6]
+        for parameter in parameters:
+            parameter.grad = torch.ones_like(parameter)
+        optimizer = torch.optim.AdamW(parameters, foreach=True)
+        optimizer.step()
+        assert _C.pending_updates() == 1 + 6
+        """
+    )
+
+
 def test_repeated_steps_match_the_schedule(on_two: Run) -> None:
     on_two(
         """

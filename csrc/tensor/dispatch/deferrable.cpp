@@ -84,9 +84,11 @@ std::vector<std::vector<std::size_t>> deferrable(const std::vector<std::vector<a
   if (!apart(operands)) {
     return found;
   }
-  const int device = parameters.front().get_device(); // -1: the CPU
-  const std::size_t budget = device < 0 ? 0 : engine->budget(device).value_or(0);
-  const std::size_t most = budget / kShareOfBudget / operands.size(); // bytes of a group's parameters
+  std::vector<std::size_t> most; // by parameter: bytes of its group's parameters
+  for (const at::Tensor& parameter : parameters) {
+    const std::size_t budget = parameter.is_cpu() ? 0 : engine->budget(parameter.get_device()).value_or(0);
+    most.push_back(budget / kShareOfBudget / operands.size());
+  }
   const Engine::Lock lock(*engine);
   std::size_t together = 0; // bytes of the last group's parameters
   for (std::size_t index = 0; index < parameters.size(); ++index) {
@@ -94,7 +96,7 @@ std::vector<std::vector<std::size_t>> deferrable(const std::vector<std::vector<a
       continue;
     }
     const at::Tensor& parameter = parameters[index];
-    const bool joins = !found.empty() && together < kEnough && together + parameter.nbytes() <= most &&
+    const bool joins = !found.empty() && together < kEnough && together + parameter.nbytes() <= most[index] &&
                        parameters[found.back().back()].device() == parameter.device();
     if (!joins) {
       found.emplace_back();
