@@ -188,6 +188,22 @@ class TestNotDeferred:
 
         self.check(program, pending=3)
 
+    @pytest.mark.parametrize("same", [True, False], ids=["a tensor", "views"])
+    def test_a_common_gradient_that_the_step_writes(self, same: bool) -> None:
+        """SGD with nesterov, in its foreach implementation: it writes all gradients, then all parameters."""
+
+        def program() -> tuple[Optimizer, list[torch.Tensor]]:
+            parameters = [nn.Parameter(torch.randn(512, 512).to("emu")) for _ in range(2)]
+            optimizer = OPTIMIZERS["sgd nesterov"](parameters)
+            for _ in range(3):
+                gradient = torch.randn(512, 512).to("emu")
+                for parameter in parameters:
+                    parameter.grad = gradient if same else gradient.view_as(parameter)
+                optimizer.step()
+            return optimizer, [*parameters, gradient]
+
+        self.check(program)
+
     def test_pinned_parameters(self) -> None:
         """The address of a pinned parameter may have escaped."""
         torch_uvm.enable(budget=20 * MIB, optimizer="deferred")

@@ -205,6 +205,16 @@ def _operands(arguments: dict[str, Any]) -> tuple[list[list[Any]], list[list[Any
     return tensors, numbers
 
 
+def _overlap(tensors: list[torch.Tensor]) -> bool:
+    """Whether two of these dense tensors have bytes in common."""
+    ranges = sorted(
+        [(t.untyped_storage()._cdata, t.storage_offset() * t.itemsize, t.nbytes) for t in tensors]
+    )
+    return any(
+        [one[0] == other[0] and one[1] + one[2] > other[1] for one, other in itertools.pairwise(ranges)]
+    )
+
+
 def _deferrable(arguments: dict[str, Any]) -> list[list[int]]:
     """The indices of the parameters whose update can wait, in groups that are updated together."""
     if any(
@@ -215,6 +225,8 @@ def _deferrable(arguments: dict[str, Any]) -> list[list[int]]:
     if operands is None or (arguments["params"][0].is_cuda and torch.cuda.is_current_stream_capturing()):
         return []
     tensors, numbers = operands
+    if arguments.get("nesterov") and _overlap(tensors[1]):
+        return []  # operators on lists write gradients: all of them before the first parameter
     _C.flush_pending([tensor for each in (*tensors, *numbers) for tensor in each])  # of the previous step
     return _C.deferrable(tensors)
 
