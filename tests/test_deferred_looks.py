@@ -144,6 +144,18 @@ def storage_copied(model: nn.Module, optimizer: Optimizer) -> Any:
 
 
 @look
+def storage_used(model: Any, optimizer: Optimizer) -> Any:
+    yield
+    pending = _C.pending_updates()
+    first(model).data.untyped_storage().fill_(63)  # type: ignore[attr-defined]
+    assert _C.pending_updates() == max(pending - 1, 0)
+    moment = optimizer.state[model[2].weight]["exp_avg"].untyped_storage()
+    typed = model[4].weight.data._typed_storage()
+    found = [moment[7], torch.empty(0, device="emu").set_(typed)]
+    return [*found, *copy.deepcopy(model.state_dict()).values()]
+
+
+@look
 def evaluation(model: nn.Module, optimizer: Optimizer) -> Any:
     yield
     model.eval()
@@ -178,6 +190,15 @@ def gradients_dropped(model: nn.Module, optimizer: Optimizer) -> Any:
     yield
     optimizer.zero_grad(set_to_none=True)
     assert _C.pending_updates() in (0, 4)  # no access yet
+    return []
+
+
+@look
+def gradients_without_bytes(model: nn.Module, optimizer: Optimizer) -> Any:
+    yield
+    for parameter in model.parameters():
+        parameter.grad.untyped_storage().resize_(0)  # type: ignore[union-attr]
+    assert _C.pending_updates() == 0
     return []
 
 

@@ -136,6 +136,7 @@ void bind_deferred(py::module_& module) {
         }
       },
       no_gil);
+  module.def("pending_updates", &deferred_updates, keeps_gil);
 }
 
 } // namespace torch_uvm

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "python/bindings.h"
+#include "tensor/dispatch/deferred_updates.h"
 #include "tensor/dispatch/pins.h"
 #include "tensor/process/budget_state.h"
 #include "tensor/process/budgets.h"
@@ -132,6 +133,9 @@ void bind_residency(py::module_& module) {
   module.def(
       "materialise_storage", [](const c10::Storage& storage) { materialise(over(storage)); }, py::arg("storage"),
       no_gil);
+  module.def(
+      "flush_pending_of_storage", [](const c10::Storage& storage) { run_deferred_updates_of({over(storage)}); },
+      py::arg("storage"), no_gil);
   module.def(
       "budget", [](int device) { return engine_in_use() == nullptr ? std::nullopt : engine_in_use()->budget(device); },
       py::arg("device"), no_gil);

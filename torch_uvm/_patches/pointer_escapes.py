@@ -7,6 +7,8 @@ at an address that has been given out:
   transfers, and the bytes stay until the next operator. It does not pin, because many programs use addresses
   as identities.
 - A storage's `resize_` copies its bytes without an operator. It pins them while it runs.
+- Other methods of storages, and `set_`, ask for the address and have no operator on a tensor of those bytes:
+  deferred updates run first.
 - An export (DLPack, `__cuda_array_interface__`) pins its storage on the device while the consumer may hold
   it.
 
@@ -63,12 +65,33 @@ def _materialising_storage(plain: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def _flush(values: tuple[Any, ...]) -> None:
+    if _C.pending_updates():
+        for value in values:
+            storage = value._untyped_storage if isinstance(value, torch.TypedStorage) else value
+            if isinstance(storage, torch.UntypedStorage):
+                _C.flush_pending_of_storage(storage)
+
+
+def _flushing(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps `plain`, which PyTorch gives a storage's address although it is no operator on a tensor of it."""
+
+    @run_as_it_is
+    @functools.wraps(plain)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        _flush((*args, *kwargs.values()))
+        return plain(*args, **kwargs)
+
+    return call
+
+
 def _resizing(plain: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps `resize_` of storages: no operator, it copies from the storage's address in stream order."""
 
     @run_as_it_is
     @functools.wraps(plain)
     def call(self: torch.UntypedStorage, size: int) -> Any:
+        _flush((self,))
         if min(self.nbytes(), size) == 0 or _C.label_count(self) == 0:
             return plain(self, size)
         held = [torch.empty(0, dtype=torch.uint8, device=self.device).set_(self)]
@@ -156,3 +179,6 @@ def watch() -> None:
     replace_once(torch.Tensor, "numpy", _materialising)
     replace_once(torch.UntypedStorage, "data_ptr", _materialising_storage)
     replace_once(torch.UntypedStorage, "resize_", _resizing)
+    for name in ("copy_", "fill_", "is_pinned", "__getitem__", "__setitem__"):
+        replace_once(torch.UntypedStorage, name, _flushing)
+    replace_once(torch.Tensor, "set_", _flushing)

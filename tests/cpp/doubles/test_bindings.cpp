@@ -153,7 +153,6 @@ void bind_test_bindings(py::module_& module) {
       "set_host_limit", [](std::optional<std::size_t> bytes) { made_engine().set_host_limit(bytes); }, py::arg("bytes"),
       no_gil);
   module.def("fit_automatic_budget", &fit_automatic_budget, py::arg("device"), py::arg("wanted"), no_gil);
-  module.def("pending_updates", &deferred_updates, keeps_gil);
   module.def("release_idle_memory", &release_idle_memory, no_gil);
   module.def(
       "check_allocator",
