@@ -17,7 +17,6 @@
 #include "doubles/failing_calls.h"
 #include "emulated/backend.h"
 #include "python/bindings.h"
-#include "tensor/dispatch/deferred_updates.h"
 #include "tensor/dispatch/observed_operators.h"
 #include "tensor/dispatch/thread_state.h"
 #include "tensor/hints/owned_bytes.h"
