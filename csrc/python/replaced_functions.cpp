@@ -56,7 +56,7 @@ void replace(const py::object& function, PyMethodDef& definition, Use&& use) {
 // A definition has no place for data, so each function has a caller of its own. All is guarded by the GIL, and kept
 // forever.
 
-constexpr std::size_t kMaxFunctions = 8;
+constexpr std::size_t kMaxFunctions = 16;
 std::array<PyObject*, kMaxFunctions> replacements;
 std::array<PyMethodDef, kMaxFunctions> definitions;
 std::size_t functions = 0;
