@@ -7,8 +7,8 @@ at an address that has been given out:
   transfers, and the bytes stay until the next operator. It does not pin, because many programs use addresses
   as identities.
 - A storage's `resize_` copies its bytes without an operator. It pins them while it runs.
-- Other methods of storages, and `set_`, ask for the address and have no operator on a tensor of those bytes:
-  deferred updates run first.
+- Other methods of storages ask for the address and have no operator on a tensor of those bytes: deferred
+  updates run first.
 - An export (DLPack, `__cuda_array_interface__`) pins its storage on the device while the consumer may hold
   it.
 
@@ -181,4 +181,3 @@ def watch() -> None:
     replace_once(torch.UntypedStorage, "resize_", _resizing)
     for name in ("copy_", "fill_", "is_pinned", "__getitem__", "__setitem__"):
         replace_once(torch.UntypedStorage, name, _flushing)
-    replace_once(torch.Tensor, "set_", _flushing)
