@@ -25,13 +25,6 @@ class Clock {
   double begin(std::uint64_t number) const {
     return begins_[number];
   }
-  double end(std::uint64_t number) const {
-    return begins_[number + 1];
-  }
-  /// The first operator that begins at this time or later.
-  std::uint64_t first_from(double time) const {
-    return static_cast<std::uint64_t>(std::ranges::lower_bound(begins_, time) - begins_.begin());
-  }
   /// The number of operators that end by this time.
   std::uint64_t ended_by(double time) const {
     const auto after = std::ranges::upper_bound(begins_, time);
@@ -185,18 +178,14 @@ class ByTime {
 
   /// Evicts in the gap that relieves the operator and that the rule ranks first.
   bool choose(std::uint32_t op, Range Gap::* relieved) {
+    const bool shares = relieved == &Gap::hidden && rule_ != GapRule::kMostExcessAlone;
     Gap* best = first_of(op, relieved);
+    while (best != nullptr && shares && hidden_of(*best).count != best->hidden.count) {
+      best->hidden = hidden_of(*best); // the chosen gaps' transfers delay it by now
+      best = first_of(op, relieved);
+    }
     if (best == nullptr) {
       return false;
-    }
-    // The chosen gaps' transfers may delay it by now.
-    const bool shares = relieved == &Gap::hidden && rule_ != GapRule::kMostExcessAlone;
-    for (Range fresh; shares && (fresh = hidden_of(*best)).count != best->hidden.count;) {
-      best->hidden = fresh;
-      best = first_of(op, relieved);
-      if (best == nullptr) {
-        return false;
-      }
     }
     if (can_stay(*best)) {
       schedule_.in_place[iteration_.uses[best->use].next] = true;
