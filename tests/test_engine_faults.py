@@ -118,3 +118,6 @@ def test_a_failed_keep_resident_pins_nothing() -> None:
             break
     assert failed > 1
     assert all(is_all(x, float(i)) for i, x in enumerate(xs))
+    assert torch_uvm.stats()["failures"] > 0
+    torch_uvm.memory.reset_residency_stats()
+    assert torch_uvm.stats()["failures"] == 0

@@ -47,6 +47,7 @@ def test_launches_are_planned_and_their_writes_are_kept() -> None:
 
 def test_named_arguments_and_views() -> None:
     torch_uvm.enable(budget=8 * MIB)
+    torch_uvm.memory.reset_residency_stats()
     kept = [torch.full((N,), float(i), device="emu") for i in range(ALL)]
     for _ in range(2):
         for each in kept:

@@ -114,25 +114,18 @@ TEST(the_range_with_the_fewest_bytes_to_copy_is_chosen) {
   });
 }
 
-TEST(a_block_leaves_if_that_costs_less_than_its_slide) {
+TEST(a_block_leaves_and_need_not_slide) {
   on_each([](Rig& rig) {
     Owners owners{rig, {}};
     fill_with_gaps(owners);
-    const auto leaves = [](double of_byte) {
-      return [of_byte](void* tag, std::size_t bytes) {
-        return tag == tag_of(4) ? of_byte * static_cast<double>(bytes) : kNever;
-      };
-    };
-    const auto slide = rig.allocator->find_slides(24 * MiB, 0, if_tagged, leaves(2));
-    CHECK(slide.has_value());
-    CHECK(slide->leaving.empty());
-    CHECK_EQ(slide->steps.size(), std::size_t{2});
-    const auto alone = rig.allocator->find_slides(24 * MiB, 0, if_tagged, leaves(0.5)); // free, 3, free
+    const std::vector<CachingManagedAllocator::Leaving> leaving{{owners.blocks[3], 4 * MiB}};
+    const auto alone = rig.allocator->find_slides(24 * MiB, 0, if_tagged, leaving); // free, 3, free
     CHECK(alone.has_value());
+    CHECK(!rig.allocator->find_slides(24 * MiB, 0, if_tagged, leaving, 3 * MiB)); // costs too much
     CHECK(alone->leaving == std::vector<void*>{tag_of(4)});
     CHECK(alone->steps.empty());
     CHECK_EQ(alone->cost, static_cast<double>(4 * MiB));
-    const auto both = rig.allocator->find_slides(32 * MiB, 0, if_tagged, leaves(0.5));
+    const auto both = rig.allocator->find_slides(32 * MiB, 0, if_tagged, leaving);
     CHECK(both.has_value());
     CHECK(both->leaving == std::vector<void*>{tag_of(4)});
     CHECK_EQ(both->steps.size(), std::size_t{1});
@@ -272,15 +265,14 @@ TEST(what_fits_by_bytes_fits_after_slides_on_random_heaps) {
     }
     const Stream taker = random() % 2 == 0 ? other : kStream;
     std::size_t bytes = unused / (2 * MiB) * (2 * MiB); // all that is free, up to the rounding of requests
-    const auto may_leave = [&](void* tag, std::size_t /*bytes*/) { return number_of(tag) % 4 == 0 ? 0 : kNever; };
-    if (seed % 3 == 0) { // and all that may leave
-      for (std::size_t index = 3; index < owners.blocks.size(); index += 4) {
-        bytes +=
-            owners.blocks[index] == nullptr ? 0 : rig.allocator->bytes(owners.blocks[index]) / (2 * MiB) * (2 * MiB);
+    std::vector<CachingManagedAllocator::Leaving> leaving;
+    for (std::size_t index = owners.blocks.size(); seed % 3 == 0 && index-- > 0;) { // and all that may leave
+      if (Block* const block = owners.blocks[index]; index % 4 == 3 && block != nullptr) {
+        bytes += rig.allocator->bytes(block) / (2 * MiB) * (2 * MiB);
+        leaving.push_back({block, 0});
       }
     }
-    const auto slides = seed % 3 == 0 ? rig.allocator->find_slides(bytes, 0, if_tagged, may_leave)
-                                      : rig.allocator->find_slides(bytes, 0, if_tagged);
+    const auto slides = rig.allocator->find_slides(bytes, 0, if_tagged, leaving);
     if (slides) {
       for (void* const tag : slides->leaving) {
         owners.free(number_of(tag) - 1);

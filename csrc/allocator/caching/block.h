@@ -64,6 +64,10 @@ class FreeIndex {
   /// The block of at least `bytes` at the lowest address; nullptr if there is none. Looks at all that are large enough.
   Block* lowest_fit(std::size_t bytes) const noexcept;
 
+  std::size_t largest() const noexcept {
+    return blocks_.empty() ? 0 : blocks_.rbegin()->bytes;
+  }
+
   template <typename Tell>
   void each(const Tell& tell) const {
     for (const Key& key : blocks_) {
@@ -129,17 +133,20 @@ enum class BlockState : std::uint8_t {
   kPending, ///< freed, but still waits for `uses`
 };
 
-struct Block {
+struct alignas(64) Block {
+  // What every search for room reads, of thousands of blocks: in one line of a processor's cache.
   std::uintptr_t address = 0;
   std::size_t bytes = 0;
   std::size_t requested = 0; ///< 0 while free, or reserved for a request; a block being relocated keeps it
-  Segment* segment = nullptr;
   Block* before = nullptr; ///< neighbours by address, within the segment
   Block* after = nullptr; ///< in BlockPool: the next unused block
   FreeList* free_list = nullptr; ///< home, and the stream whose order the block follows
+  std::atomic<void*> tag = nullptr; ///< the owner's pointer, which it reads without a lock before it frees the block
   BlockState state = BlockState::kFree;
   bool idle = false; ///< being freed: no queued work touches it
   bool read_by_host = false; ///< its home is the host, or was at any time since it was allocated
+
+  Segment* segment = nullptr;
   FreeIndex::Entry entry; ///< its place in the free index; allocated in advance, so filing cannot fail
   std::vector<Use> uses;
   /// While free: the only event to wait for. Null: wait for the work queued on the free list's stream when the block
@@ -148,7 +155,6 @@ struct Block {
   /// While free: when its most recently freed piece was filed, in ticks of the heap's clock. Idle pieces do not count;
   /// 0: all are.
   std::uint64_t freed_at = 0;
-  std::atomic<void*> tag = nullptr; ///< the owner's pointer, which it reads without a lock before it frees the block
   Block* pending_before = nullptr; ///< list of pending blocks
   Block* pending_after = nullptr;
 };

@@ -261,7 +261,7 @@ class CachingManagedAllocator {
   /// blocks fit into free memory elsewhere on the device, and allocates the destinations there, filed under `stream`.
   /// Each move must be finished by `commit`, once the bytes are copied, or `roll_back`. Until then `from`
   /// is reserved. Never blocks the host and makes no segment.
-  /// \param cost of moving a block
+  /// \param cost of moving a block, at least its bytes
   /// \param claim called for each chosen block, before anything changes. true: the owner will not free the block until
   ///         the move is finished. false: another range is tried
   /// \return empty: nothing has to move, or no range can be moved
@@ -279,13 +279,19 @@ class CachingManagedAllocator {
     std::vector<Step> steps; ///< in this order, each block slides once
     double cost = 0;
   };
+  /// A block that need not slide, and the cost of freeing it.
+  struct Leaving {
+    const Block* block = nullptr;
+    double cost = 0;
+  };
   /// The cheapest such range, by `cost` and the number of copies; a range that needs too many copies is not taken.
-  /// \param slides of moving a block
-  /// \param leaves of freeing it, in the same unit. A block leaves if that costs less. Empty: none leaves
+  /// \param slides the cost of moving a block, at least its bytes
+  /// \param leaving with costs in the same unit
+  /// \param most a range that costs more is not taken
   /// \return nullopt: there is none, or free neighbours hold the request
-  /// \throws InvalidArgument; what `slides` and `leaves` throw
+  /// \throws InvalidArgument; what `slides` throws
   std::optional<Slides> find_slides(std::size_t bytes, int device, const BlockCost& slides,
-                                    const BlockCost& leaves = {}) const;
+                                    std::vector<Leaving> leaving = {}, double most = kNever) const;
   /// Exchanges a block with the free blocks directly below it (`up`: above it), and reserves the move like
   /// reserve_moves. Only the owner may call this, who does not free the block until the move is finished.
   /// \return nullopt: there is no free neighbour on that side, or the block cannot move; nothing has changed

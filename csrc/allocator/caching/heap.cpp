@@ -48,6 +48,17 @@ FreeList& Heap::look_up_free_list(Location home, Stream stream) {
   return found->second;
 }
 
+std::size_t Heap::largest_free(Location home) const noexcept {
+  std::size_t largest = 0;
+  for (auto free_list = free_lists_.lower_bound({home, Stream{}});
+       free_list != free_lists_.end() && free_list->first.first == home; ++free_list) {
+    for (const FreeIndex& index : free_list->second.free) {
+      largest = std::max(largest, index.largest());
+    }
+  }
+  return largest;
+}
+
 void Heap::count_pieces(const Segment& segment, int sign) noexcept {
   for (const Block* block = segment.first; block != nullptr; block = block->after) {
     if (block->state == BlockState::kFree) {

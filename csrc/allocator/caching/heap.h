@@ -52,6 +52,9 @@ class Heap {
     return found;
   }
 
+  /// Bytes of the largest block in the free lists of a home.
+  std::size_t largest_free(Location home) const noexcept;
+
   /// Takes the first `bytes` of a free block; the remainder stays filed. The result is reserved and keeps its free
   /// list.
   /// \throws std::bad_alloc, and nothing has changed

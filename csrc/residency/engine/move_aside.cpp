@@ -68,14 +68,18 @@ bool Room::slide(std::size_t bytes, int device, Need need, Stream taker, double 
     return false;
   }
   const auto cost = [&](void* tag, std::size_t size) { return cost_to_move(static_cast<Record*>(tag), size); };
-  const auto leaves = [&](void* tag, std::size_t /*size*/) {
-    return tag == nullptr ? kNever : cost_to_retire(*static_cast<Record*>(tag), need) / kDeviceByte;
-  };
+  std::vector<CachingManagedAllocator::Leaving> leaving;
+  for (const Record* const record : retiring(device)) {
+    const double leaves = cost_to_retire(*record, need) / kDeviceByte;
+    if (leaves < cost_to_move(record, record->bytes)) {
+      leaving.push_back({record->device_block, leaves});
+    }
+  }
   const auto leave = [&](void* tag) { return evict(*static_cast<Record*>(tag), taker); };
   const auto claim = [&](const auto& step) { return claim_move(*static_cast<Record*>(step.tag)); };
   for (int tries = 0; tries < kTries; ++tries) {
-    const auto slides = state_.memory.find_slides(bytes, device, cost, leaves);
-    if (!slides || slides->cost * kDeviceByte > limit) {
+    const auto slides = state_.memory.find_slides(bytes, device, cost, leaving, limit / kDeviceByte);
+    if (!slides) {
       return false;
     }
     if (!std::ranges::all_of(slides->steps, claim)) {

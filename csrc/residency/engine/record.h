@@ -35,27 +35,37 @@ enum class Mover : std::uint8_t {
 };
 
 /// Guarded by the engine's mutex. Deleted once it is dead and no running operator holds it.
-struct Record {
+struct alignas(128) Record {
+  // What every search for room reads, of thousands of records: in two lines of a processor's cache.
   StorageId id = 0;
-  int device = 0;
   std::size_t bytes = 0; ///< of the storage
-  AllocationSite site = 0;
   /// A weak reference, which only the StorageAdapter interprets. nullptr: created on the host, not an operand yet.
   void* storage = nullptr;
-
   Block* device_block = nullptr;
-  Block* host_block = nullptr;
+  /// The address does not change before this operator. Set if other storages share the bytes, if the storage is being
+  /// destroyed, or if the end of a use is not known.
+  std::uint64_t unmovable_until = 0;
+  int device = 0;
+  unsigned in_use = 0; ///< number of running operators that use it
+  unsigned pins = 0; ///< by exports, captures, keep_resident
   Side points_at = Side::kDevice;
   bool host_valid = false; ///< the host copy is up to date once `host_ready` fires; remains so while the device copy
                            ///< is only read
   bool retiring = false; ///< scheduled for eviction; a write-back was started if the device copy was dirty
+  bool collective = false; ///< last used by a collective, which may still run on its own stream
+  bool dead = false;
+  bool announced = false; ///< the policy knows the storage
+  std::uint64_t last_use = 0; ///< in the engine's count of operators
+  std::uint64_t write_back = 0; ///< sequence number of its latest write-back on the device
+  std::uint64_t retirement = 0; ///< sequence number of its latest retirement on the device
+
+  Block* host_block = nullptr;
+  AllocationSite site = 0;
   Event device_ready; ///< the fetch, or the move within the device, is done; empty: nothing to wait for
   Stream ready_on; ///< work of this stream is ordered after `device_ready`; it need not wait
   Event host_ready; ///< the write-back is done
   Event block_ready; ///< the write-back has read the device copy: its block may be reused unless it was used since.
                      ///< From the allocator's event pool
-  std::uint64_t write_back = 0; ///< sequence number of its latest write-back on the device
-  std::uint64_t retirement = 0; ///< sequence number of its latest retirement on the device
   std::vector<Stream> streams; ///< have used the device copy since its last fetch or write-back
   std::vector<Stream> written_back_after; ///< the streams that the latest write-back waited for
   std::vector<Stream> in_place_streams; ///< have used the host copy since it was filled
@@ -63,18 +73,9 @@ struct Record {
   /// moved to is not reused before their work is done, whether or not the engine saw that work.
   std::vector<Stream> owners;
 
-  unsigned in_use = 0; ///< number of running operators that use it
-  unsigned pins = 0; ///< by exports, captures, keep_resident
   unsigned captured = 0; ///< those of the pins that are graphs': the address must not change, even if it is the host's
-  bool collective = false; ///< last used by a collective, which may still run on its own stream
-  /// The address does not change before this operator. Set if other storages share the bytes, if the storage is being
-  /// destroyed, or if the end of a use is not known.
-  std::uint64_t unmovable_until = 0;
-  bool dead = false;
-  bool announced = false; ///< the policy knows the storage
   std::uint64_t fetch_round = 0; ///< the device's fetch_round when it was fetched
   std::uint64_t adopted = 0; ///< when it became known, in the engine's count of operators
-  std::uint64_t last_use = 0; ///< likewise
   std::size_t operand = 0; ///< its index among the operands of the operator that used it last
 
   /// Whether the storage's address may change now. Checked before every change of an address (Engine::claim_address).

@@ -340,6 +340,7 @@ void ResidencyEngine::reset_statistics() {
   hits_at_reset_ += now.plan_hits;
   misses_at_reset_ += now.plan_misses;
   state_.statistics = {};
+  state_.failures = 0;
 }
 
 } // namespace torch_uvm

@@ -259,8 +259,7 @@ bool Room::try_to_evict(std::size_t bytes, int device, Need need, Stream taker) 
     }
     if (wanting > 0) {
       if (spare == 0) {
-        run = retiring_range(bytes, device, /*read=*/false);
-        run = run ? std::move(run) : min_cost_range(bytes, device, need);
+        run = min_cost_range(bytes, device, need);
       }
       const std::vector<Record*> scattered = cheapest_bytes(wanting, device, need);
       if (scattered.empty() || (run && price_of(*run, need) <= price_of(scattered, need))) {
@@ -303,6 +302,9 @@ std::optional<std::vector<Record*>> Room::records_of(const std::optional<std::ve
 }
 
 std::optional<std::vector<Record*>> Room::min_cost_range(std::size_t bytes, int device, Need need) {
+  if (auto retiring = retiring_range(bytes, device, /*read=*/false)) {
+    return retiring; // the others need not be priced
+  }
   return records_of(state_.memory.min_cost_range(bytes, device, cost_of_block(need)));
 }
 

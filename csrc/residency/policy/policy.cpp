@@ -186,7 +186,7 @@ std::optional<NextUse> Policy::State::next_use(StorageId storage) const {
   const std::vector<std::uint32_t>& uses = iteration.uses_of[value];
   const std::uint32_t position = matcher.position(), size = iteration.size();
   const std::uint32_t first = iteration.uses[uses.front()].op;
-  const auto since_first = [&](std::uint32_t op) { return (op + size - first) % size; };
+  const auto since_first = [&](std::uint32_t op) { return op >= first ? op - first : op + size - first; };
   const auto next = std::upper_bound(
       uses.begin(), uses.end(), since_first(position),
       [&](std::uint32_t distance, std::uint32_t use) { return distance < since_first(iteration.uses[use].op); });

@@ -16,43 +16,46 @@ constexpr std::size_t kMaxTried = 256; // windows to try; the remaining ones cos
 struct MoveWindow {
   Block* first = nullptr;
   Block* last = nullptr;
-  double cost = 0;
-  std::size_t allocated = 0; ///< bytes that need a destination
-  std::size_t free = 0;
+  double cost = 0; ///< at first the bytes to move; then what their owners say
+  bool priced = false;
 };
 
-/// Appends the minimal windows of a segment: they have an allocated block, and are too small without their first or
-/// last block.
-void add_windows(const Segment& segment, std::size_t bytes, const BlockCost& cost, std::vector<MoveWindow>& windows) {
+/// Appends the minimal windows of a segment: they have an allocated block, none that would not fit into `place`, and
+/// are too small without their first or last block.
+void add_windows(const Segment& segment, std::size_t bytes, std::size_t place, std::vector<MoveWindow>& windows) {
   MoveWindow window;
-  std::vector<double> costs; // of the window's blocks, from index `front` on
-  std::size_t front = 0;
+  std::size_t all = 0;
   for (Block* block = segment.first; block != nullptr; block = block->after) {
     const bool free = block->state == BlockState::kFree;
-    const bool may_move = block->state == BlockState::kAllocated && block->free_list->home == segment.home;
-    const double price = free ? 0 : may_move ? cost(block->tag, block->bytes) : kNever;
-    if (price == kNever) {
+    const bool may_move =
+        block->state == BlockState::kAllocated && block->requested <= place && block->free_list->home == segment.home;
+    if (!free && !may_move) {
       window = MoveWindow{};
-      costs.clear();
-      front = 0;
+      all = 0;
       continue;
     }
-    if (window.first == nullptr) {
-      window.first = block;
-    }
+    window.first = window.first == nullptr ? block : window.first;
     window.last = block;
-    window.cost += price;
-    (free ? window.free : window.allocated) += block->bytes;
-    costs.push_back(price);
-    while (window.allocated + window.free - window.first->bytes >= bytes) {
-      window.cost -= costs[front++];
-      (window.first->state == BlockState::kFree ? window.free : window.allocated) -= window.first->bytes;
+    window.cost += free ? 0 : static_cast<double>(block->bytes);
+    all += block->bytes;
+    while (all - window.first->bytes >= bytes) {
+      window.cost -= window.first->state == BlockState::kFree ? 0 : static_cast<double>(window.first->bytes);
+      all -= window.first->bytes;
       window.first = window.first->after;
     }
     // If the window suffices without its last block, a shorter one was found before.
-    const std::size_t all = window.allocated + window.free;
-    if (all >= bytes && all - window.last->bytes < bytes && window.allocated > 0) {
+    if (all >= bytes && all - block->bytes < bytes && window.cost > 0) {
       windows.push_back(window);
+    }
+  }
+}
+
+double price_of(const MoveWindow& window, const BlockCost& cost) {
+  double price = 0;
+  for (const Block* block = window.first;; block = block->after) {
+    price += block->state == BlockState::kFree ? 0 : cost(block->tag, block->bytes);
+    if (block == window.last) {
+      return price;
     }
   }
 }
@@ -214,20 +217,34 @@ std::vector<CachingManagedAllocator::Move> CachingManagedAllocator::reserve_move
   std::unique_lock lock(state.mutex);
   const WalkAfterwards walk(state);
   const std::size_t needed = state.bytes_for(bytes, Location::device(device));
+  const std::size_t place = state.heap.largest_free(Location::device(device));
   std::vector<MoveWindow> windows;
   for (const auto& [address, segment] : state.heap.segments()) {
     if (segment.home == Location::device(device) && segment.bytes >= needed) {
-      add_windows(segment, needed, cost, windows);
+      add_windows(segment, needed, place, windows);
     }
   }
-  std::ranges::make_heap(windows, std::greater{}, &MoveWindow::cost); // mostly the first one will do
+  // The owners are asked for few windows: to read what they know of each block costs more than the search.
+  std::ranges::make_heap(windows, std::greater{}, &MoveWindow::cost);
   State::Places places(state, device, stream);
-  for (std::size_t tried = 0; tried < kMaxTried && !windows.empty(); ++tried) {
+  for (std::size_t tried = 0; tried < kMaxTried && !windows.empty();) {
     std::ranges::pop_heap(windows, std::greater{}, &MoveWindow::cost);
-    if (places.find(windows.back(), needed, claim, lock)) {
+    MoveWindow& window = windows.back();
+    if (!window.priced) {
+      window.cost = price_of(window, cost);
+      window.priced = true;
+      if (window.cost < kNever) {
+        std::ranges::push_heap(windows, std::greater{}, &MoveWindow::cost);
+      } else {
+        windows.pop_back();
+      }
+      continue;
+    }
+    if (places.find(window, needed, claim, lock)) {
       return places.take();
     }
     windows.pop_back();
+    ++tried;
   }
   return {};
 }

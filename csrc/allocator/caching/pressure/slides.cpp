@@ -8,6 +8,9 @@
 // slides to; a copy is no longer than that, because source and destination overlap. The ways are chosen so that the
 // copies are few.
 #include <algorithm>
+#include <functional>
+#include <optional>
+#include <span>
 #include <vector>
 
 #include "allocator/caching/state.h"
@@ -28,32 +31,34 @@ constexpr double kCopy = 8 * MiB;
 struct Range {
   const Block* first = nullptr;
   const Block* last = nullptr;
-  double cost = 0;
+  double cost = 0; ///< at first that of the pieces, and the bytes to slide; then what their owners say
+  bool priced = false;
 };
 
-/// What becomes of a block in a range.
-struct Fate {
-  double cost = kNever;
-  bool leaves = false; ///< or is free; else it slides
-};
+using Leaving = CachingManagedAllocator::Leaving;
 
-Fate fate_of(const Block& block, const BlockCost& slides, const BlockCost& leaves) {
-  if (block.state == BlockState::kFree) {
-    return {0, true};
+/// The blocks that leave, looked up in address order.
+class Leavers {
+ public:
+  explicit Leavers(std::span<const Leaving> all) : rest_(all) {}
+
+  /// The cost; nullopt: the block stays. Requires that no earlier call was for a higher address.
+  std::optional<double> cost_of(const Block& block) {
+    while (!rest_.empty() && rest_.front().block->address < block.address) {
+      rest_ = rest_.subspan(1);
+    }
+    return rest_.empty() || rest_.front().block != &block ? std::nullopt : std::optional(rest_.front().cost);
   }
-  if (block.state != BlockState::kAllocated || block.free_list->home != block.segment->home) {
-    return {};
-  }
-  const double sliding = slides(block.tag, block.bytes);
-  const double leaving = leaves ? leaves(block.tag, block.bytes) : kNever;
-  return leaving < sliding ? Fate{leaving, true} : Fate{sliding, false};
-}
+
+ private:
+  std::span<const Leaving> rest_;
+};
 
 /// Appends the minimal ranges of a segment: their pieces hold the request, and would not without the first or the last
-/// one.
-void add_ranges(const Segment& segment, std::size_t bytes, const BlockCost& slides, const BlockCost& leaves,
+/// one. A piece is a block that is free, or leaves.
+void add_ranges(const Segment& segment, std::size_t bytes, std::span<const Leaving> leaving,
                 std::vector<Range>& ranges) {
-  struct Piece { // a block that is free, or leaves
+  struct Piece {
     const Block* block;
     double cost;
     double cost_before; ///< of the blocks between the previous piece and this one
@@ -63,20 +68,21 @@ void add_ranges(const Segment& segment, std::size_t bytes, const BlockCost& slid
   std::size_t free = 0;
   double all = 0; // of the range
   double since = 0; // of the blocks since the last piece
+  Leavers leavers(leaving);
   for (const Block* block = segment.first; block != nullptr; block = block->after) {
-    const Fate fate = fate_of(*block, slides, leaves);
-    if (!fate.leaves) {
-      if (fate.cost == kNever) {
+    const std::optional<double> cost = block->state == BlockState::kFree ? 0 : leavers.cost_of(*block);
+    if (!cost) {
+      if (block->state != BlockState::kAllocated || block->free_list->home != segment.home) {
         pieces.clear();
         front = free = 0;
         all = since = 0;
       } else {
-        since += fate.cost;
+        since += static_cast<double>(block->bytes);
       }
       continue;
     }
-    all += (pieces.empty() ? 0 : since) + fate.cost;
-    pieces.push_back({block, fate.cost, since});
+    all += (pieces.empty() ? 0 : since) + *cost;
+    pieces.push_back({block, *cost, since});
     since = 0;
     free += block->bytes;
     while (front + 1 < pieces.size() && free - pieces[front].block->bytes >= bytes) {
@@ -90,6 +96,20 @@ void add_ranges(const Segment& segment, std::size_t bytes, const BlockCost& slid
   }
 }
 
+double price_of(const Range& range, const BlockCost& slides, std::span<const Leaving> leaving) {
+  double price = 0;
+  Leavers leavers(leaving);
+  for (const Block* block = range.first;; block = block->after) {
+    if (block->state != BlockState::kFree) {
+      const std::optional<double> leaves = leavers.cost_of(*block);
+      price += leaves ? *leaves : slides(block->tag, block->bytes);
+    }
+    if (block == range.last) {
+      return price;
+    }
+  }
+}
+
 /// The order in which the blocks of a range slide, with the fewest copies: the lower ones down, the others up.
 struct Plan {
   std::vector<void*> leaving;
@@ -97,8 +117,9 @@ struct Plan {
   std::size_t copies = 0;
 };
 
-Plan plan_of(const Range& range, const BlockCost& slides, const BlockCost& leaves) {
+Plan plan_of(const Range& range, std::span<const Leaving> leaving) {
   Plan plan;
+  Leavers leavers(leaving);
   struct Sliding {
     void* tag;
     std::size_t bytes;
@@ -107,11 +128,12 @@ Plan plan_of(const Range& range, const BlockCost& slides, const BlockCost& leave
   std::vector<Sliding> sliding;
   std::size_t free = 0;
   for (const Block* block = range.first;; block = block->after) {
-    if (!fate_of(*block, slides, leaves).leaves) {
+    const bool is_free = block->state == BlockState::kFree;
+    if (!is_free && !leavers.cost_of(*block)) {
       sliding.push_back({block->tag, block->bytes, free});
     } else {
       free += block->bytes;
-      if (block->state != BlockState::kFree) {
+      if (!is_free) {
         plan.leaving.push_back(block->tag);
       }
     }
@@ -148,29 +170,48 @@ Plan plan_of(const Range& range, const BlockCost& slides, const BlockCost& leave
 
 std::optional<CachingManagedAllocator::Slides> CachingManagedAllocator::find_slides(std::size_t bytes, int device,
                                                                                     const BlockCost& slides,
-                                                                                    const BlockCost& leaves) const {
+                                                                                    std::vector<Leaving> leaving,
+                                                                                    double most) const {
   const State& state = *state_;
   state.check_device(device);
   const std::lock_guard lock(state.mutex);
+  std::ranges::sort(leaving, {}, [](const Leaving& each) { return each.block->address; });
   const std::size_t needed = state.bytes_for(bytes, Location::device(device));
   std::vector<Range> ranges;
   for (const auto& [address, segment] : state.heap.segments()) {
     if (segment.home == Location::device(device) && segment.bytes >= needed) {
-      add_ranges(segment, needed, slides, leaves, ranges);
+      add_ranges(segment, needed, leaving, ranges);
     }
   }
-  const std::size_t tried = std::min(ranges.size(), kMaxRanges);
-  std::ranges::partial_sort(ranges, ranges.begin() + static_cast<std::ptrdiff_t>(tried), {}, &Range::cost);
+  // The owners are asked for few ranges, as in reserve_moves.
+  std::ranges::make_heap(ranges, std::greater{}, &Range::cost);
   std::optional<Slides> best;
-  for (std::size_t at = 0; at < tried && (!best || ranges[at].cost < best->cost); ++at) {
-    Plan plan = plan_of(ranges[at], slides, leaves);
+  for (std::size_t tried = 0; tried < kMaxRanges && !ranges.empty();) {
+    std::ranges::pop_heap(ranges, std::greater{}, &Range::cost);
+    Range& range = ranges.back();
+    if (range.cost > most || (best && range.cost >= best->cost)) {
+      break; // and the others cost no less
+    }
+    if (!range.priced) {
+      range.cost = price_of(range, slides, leaving);
+      range.priced = true;
+      if (range.cost < kNever) {
+        std::ranges::push_heap(ranges, std::greater{}, &Range::cost);
+      } else {
+        ranges.pop_back();
+      }
+      continue;
+    }
+    Plan plan = plan_of(range, leaving);
     if (plan.steps.empty() && plan.leaving.empty()) {
       return std::nullopt; // free neighbours hold the request already
     }
-    const double whole = ranges[at].cost + kCopy * static_cast<double>(plan.copies);
-    if (plan.copies <= kMaxCopies && (!best || whole < best->cost)) {
+    const double whole = range.cost + kCopy * static_cast<double>(plan.copies);
+    if (plan.copies <= kMaxCopies && whole <= most && (!best || whole < best->cost)) {
       best = Slides{std::move(plan.leaving), std::move(plan.steps), whole};
     }
+    ranges.pop_back();
+    ++tried;
   }
   return best;
 }
