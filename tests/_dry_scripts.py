@@ -121,6 +121,35 @@ for step in range(6):
 """
 )
 
+AUTOCAST = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+device = torch.device("cuda")
+model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.Flatten(), nn.LazyLinear(10)).to(device)
+half, full, ones = torch.bfloat16, torch.float32, torch.ones(4, 4, device=device)
+for step in range(3):
+    x = torch.randn(4, 3, 64, 64, device=device)
+    with torch.autocast("cuda", dtype=half):
+        y = model(x)
+        if step == 0:
+            optimizer = torch.optim.SGD(model.parameters())
+        c = model[0](x)
+        for result, dtype in (
+            (model[1](c), full), (F.layer_norm(c, (62,)), full), (c.softmax(1), full), (c.sum(), full),
+            (c.sum(dtype=half), half), (c.exp(), full), (c.double().exp(), torch.float64), (c * 2, half),
+            (torch.einsum("ab,bc->ac", ones, ones), half), (torch.addcmul(c, c.float(), c), full),
+            (torch.cat([c, c]), half), (torch.cat([c, c.float()]), full), (y, half),
+        ):
+            assert result.dtype == dtype
+        loss = F.cross_entropy(y, torch.zeros(4, dtype=torch.long, device=device))
+        assert loss.dtype == full
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
 CUDA = """
 import torch
 from torch import nn

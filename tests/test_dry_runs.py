@@ -211,6 +211,11 @@ def test_scripts_that_name_cuda_get_the_emulated_accelerator(tmp_path: Path) -> 
     assert ("torch.compile", 1) in [(it.what, it.count) for it in found.stand_ins]
 
 
+def test_autocast_has_the_lists_of_cuda(tmp_path: Path) -> None:
+    """Its parameters are lazy: of a class that PyTorch derives from Parameter. It asserts dtypes itself."""
+    assert run_dry(tmp_path, scripts.AUTOCAST, steps=1).steps == 1
+
+
 def test_fake_tensors_are_left_to_their_mode(tmp_path: Path) -> None:
     """DTensor asks for shapes under FakeTensorMode. Modes of PyTorch's own come after those of scripts."""
     found = run_dry(tmp_path, scripts.FAKE, steps=1)

@@ -122,14 +122,14 @@ class DryMode(TorchDispatchMode):
     def __torch_dispatch__(
         self,
         func: torch._ops.OpOverload,
-        types: tuple[type, ...],
+        types: tuple[type[Tensor], ...],
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
         if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
             return func(*args, **kwargs)  # it asks for shapes, as DTensor does; nothing is allocated
-        if any(it not in _KNOWN_TYPES for it in types):
+        if any(it.__torch_dispatch__ is not Tensor.__torch_dispatch__ for it in types):
             return NotImplemented  # a wrapper: it calls operators on what it wraps
         info = self._results.info(func)
         if info.is_view:
@@ -275,9 +275,6 @@ class DryMode(TorchDispatchMode):
             if type(value) is int:
                 self.sizes.tell(key, value)
         return value
-
-
-_KNOWN_TYPES = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
 def _attention_kernel(query: Tensor, key: Tensor, value: Tensor, mask: Any = None, *_: Any, **__: Any) -> int:

@@ -16,6 +16,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from torch_uvm._allocators.statistics import max_memory_allocated, reset_peak_memory_stats
+from torch_uvm._dry.autocast import cast_as_on_cuda
 from torch_uvm._dry.cuda_names import answer_for_cuda
 from torch_uvm._dry.mode import DryMode
 from torch_uvm._dry.ranks import run_alone
@@ -152,7 +153,7 @@ class Run:
 
 
 def as_on_cuda() -> torch.library.Library:
-    """Fused dropout, which keeps a mask of bytes for the backward. The CPU, and so `emu`, keeps more."""
+    """Autocast, and fused dropout, which keeps a mask of bytes for the backward. The CPU keeps more."""
 
     def dropout(given: torch.Tensor, p: float, train: bool) -> torch.Tensor:
         return torch.native_dropout(given, p, train)[0] if train and p > 0 else given
@@ -162,6 +163,7 @@ def as_on_cuda() -> torch.library.Library:
         warnings.simplefilter("ignore")  # of the kernels that these replace
         for key in ("AutogradPrivateUse1", "PrivateUse1"):
             kernels.impl("dropout", dropout, key, allow_override=True)
+        cast_as_on_cuda(kernels)
     return kernels
 
 
