@@ -364,8 +364,9 @@ def bound(
     made = _Bound(iteration, budget, rates or H200, intervals)
     solved = made.programme.minimise((each, 1.0) for each in made.ms)
     in_place = sum(solved[each] * factor for terms in made.in_place for each, factor in terms)
-    return {
-        "bound_ms": float(solved[made.ms].sum()),
-        "in_core_ms": float(sum(iteration.durations_ms)),
-        "in_place": _SCALE * float(in_place),
+    found = {
+        "bound_ms": solved[made.ms].sum(),
+        "in_core_ms": sum(iteration.durations_ms),
+        "in_place": _SCALE * in_place,
     }
+    return {name: float(figure) / iteration.steps for name, figure in found.items()}

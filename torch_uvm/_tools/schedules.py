@@ -78,6 +78,7 @@ class Schedule:
         capacity: the part of the budget for storages. The rest is for staging, and a reserve against
             fragments.
         predicted_ms: of a step that follows it; infinite if an operator or a fetch finds no room.
+        first: the traced operator that comes first in it.
         steps: of the loop. Two, if storages of a step last until those of the next one have been made.
     """
 
@@ -86,7 +87,8 @@ class Schedule:
     values: tuple[Value, ...]
     transfers: tuple[Transfer, ...]
     predicted_ms: float
-    steps: int = 1
+    first: int
+    steps: int
 
     @property
     def in_core_ms(self) -> float:
@@ -172,7 +174,9 @@ class TracedLoop:
             kind = "drop" if written is None else "write_back"
             transfers.append(Transfer(kind, value, written if early else after, stays))
         predicted_ms = found["predicted_ms"] / steps
-        return Schedule(found["capacity"], operators, tuple(values), tuple(transfers), predicted_ms, steps)
+        return Schedule(
+            found["capacity"], operators, tuple(values), tuple(transfers), predicted_ms, first, steps
+        )
 
     def _decided(self, budget: int, host_ms: float, rates: LinkRates, *, whole: bool) -> dict[str, Any]:
         bytes_a_ms = [each / 1e3 for each in (rates.into, rates.out, rates.in_place, rates.together)]
