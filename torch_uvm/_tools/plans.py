@@ -138,7 +138,7 @@ class Loop:
         self.pace = found.program_ms / device_ms if found.program_ms > device_ms > 0 else 1.0
         self.whole: Schedule = whole
         self.memory = memory_of(self.trace, whole)
-        share = host_share(recorded, whole, found.first)
+        share = host_share(recorded, whole, whole.first if found.first is None else found.first)
         count = len(whole.operators) // whole.steps
         self.host_ms = share * self.in_core_ms if on_gpu else count * card.host_us / 1e3
 

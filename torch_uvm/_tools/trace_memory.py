@@ -52,33 +52,20 @@ def memory_of(trace: Trace, whole: Schedule) -> TraceMemory:
     Args:
         whole: the trace's schedule within a budget that everything fits in.
     """
-    first = _first(trace, whole)
+    makers = {use.value: op.name for op in whole.operators for use in op.uses if use.creates}
     alive = {number for number, it in enumerate(whole.values) if it.is_persistent}
-    makers: dict[int, str] = {}
     levels: list[int] = []
     at_peak: set[int] = set()
-    peak = level = 0
-    for value in alive:
-        level += whole.values[value].bytes
-    for iteration in range(2):  # temporaries may live into the next iteration
-        levels = []
+    peak = 0
+    for is_steady in (False, True):  # temporaries may live into the next iteration
         for number, op in enumerate(whole.operators):
-            for use in op.uses:
-                if use.value not in alive:
-                    alive.add(use.value)
-                    makers[use.value] = op.name
-                    level += whole.values[use.value].bytes
-                elif use.creates:
-                    makers[use.value] = op.name
-            levels.append(level)
-            if iteration and level > levels[peak]:
-                peak = number
-            if iteration and peak == number:
-                at_peak = set(alive)
-            freed = alive.intersection(op.frees)
-            alive -= freed
-            level -= sum(whole.values[value].bytes for value in freed)
-    recorded = _recorded(trace, whole, first)
+            alive.update(use.value for use in op.uses)
+            if is_steady:
+                levels.append(sum(whole.values[value].bytes for value in alive))
+                if number == 0 or levels[number] > levels[peak]:
+                    peak, at_peak = number, set(alive)
+            alive.difference_update(op.frees)
+    recorded = _recorded(trace, whole)
     added = max(0, recorded[peak] - levels[peak]) if peak in recorded else 0
     optimizer = _optimizer_of(whole)
     updated = optimizer.values
@@ -87,7 +74,7 @@ def memory_of(trace: Trace, whole: Schedule) -> TraceMemory:
     return TraceMemory(
         max([levels[peak] + added, *recorded.values()]),
         added,
-        _largest_operator(trace, whole, first),
+        _largest_operator(trace, whole),
         sum(whole.values[it].bytes for it in made - operands),
         sum(whole.values[it].bytes for it in made),
         sum(whole.values[it].bytes for it in updated if whole.values[it].is_persistent),
@@ -95,17 +82,14 @@ def memory_of(trace: Trace, whole: Schedule) -> TraceMemory:
     )
 
 
-def host_share(trace: Trace, whole: Schedule, first: int | None = None) -> float:
+def host_share(trace: Trace, whole: Schedule, first: int) -> float:
     """The host's time to queue the iteration's operators, as a part of what the trace has timed.
 
     The longest time between two operators does not count: the host may wait for the device there.
 
     Args:
-        first: operator of the iteration. None: of the last one.
+        first: operator of the iteration.
     """
-    first = _first(trace, whole) if first is None else first
-    if first is None:
-        return 0.0
     end = first + len(whole.operators)
     times = [op.time_us for op in trace.operators[first : end + 1]]
     gaps = sorted(after - before for before, after in pairwise(times))
@@ -113,22 +97,11 @@ def host_share(trace: Trace, whole: Schedule, first: int | None = None) -> float
     return sum(gaps[:-1]) / timed if timed else 0.0
 
 
-def _first(trace: Trace, whole: Schedule) -> int | None:
-    """The first operator of the last iteration like the schedule's."""
-    names = [op.name for op in whole.operators]
-    for first in range(len(trace.operators) - len(names), -1, -1):
-        if all(trace.operators[first + at].name == name for at, name in enumerate(names)):
-            return first
-    return None
-
-
-def _recorded(trace: Trace, whole: Schedule, first: int | None) -> dict[int, int]:
+def _recorded(trace: Trace, whole: Schedule) -> dict[int, int]:
     """Bytes that the allocator had on the device, by operator of the iteration."""
-    if first is None:
-        return {}
     found: dict[int, int] = {}
     for it in trace.resident:
-        at = it.operators - 1 - first
+        at = it.operators - 1 - whole.first
         if 0 <= at < len(whole.operators):
             found[at] = max(it.bytes, found.get(at, 0))
     return found
@@ -172,10 +145,10 @@ def _optimizer_of(whole: Schedule) -> _Optimizer:
     return _Optimizer(persistent & elsewhere, persistent - elsewhere, updated - persistent)
 
 
-def _largest_operator(trace: Trace, whole: Schedule, first: int | None) -> tuple[int, str]:
+def _largest_operator(trace: Trace, whole: Schedule) -> tuple[int, str]:
     most = (0, "")
     for number, op in enumerate(whole.operators):
-        in_place_ok = first is not None and trace.operators[first + number].in_place_ok
+        in_place_ok = trace.operators[whole.first + number].in_place_ok
         values = {use.value for use in op.uses if use.creates or not in_place_ok}
         most = max(most, (sum(whole.values[value].bytes for value in values), op.name))
     return most
