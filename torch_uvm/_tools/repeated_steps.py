@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
-from torch_uvm._tools.access_traces import OperatorGroup, Trace
+from torch_uvm._tools.access_traces import Operator, OperatorGroup, Trace
 
 
 def repeated(trace: Trace, size: int, steps: int) -> Trace | None:
     """The trace of a dry run, with its last step again and again; None: the step before is another one.
 
-    Steps are alike if their operators are, with storages of one size and role: an operator before created
-    both, in both steps, or both are one that the trace does not create. A storage of the first step may also
-    be from before the trace.
+    Steps are alike if their operators are, and use storages of one role: each storage of the step before has
+    one in the last step that takes its place everywhere, or is used by both. A storage of the first step may
+    also be from before the trace.
 
     Args:
         size: operators of the last step. What is created and freed behind the last of them is not recorded;
@@ -22,95 +23,58 @@ def repeated(trace: Trace, size: int, steps: int) -> Trace | None:
     count = len(trace.operators)
     if not 0 < size <= count // 2:
         return None
-    loop = _Loop(trace, size)
-    if not all(loop.repeats(at) for at in range(count - size, count - 1)):
-        return None
-    for _ in range(1 + steps * size):
-        if not loop.add():
-            return None
-    return loop.trace
+    storages = dict(trace.storages)
+    operators = trace.operators[:-1]
+    later: dict[int, int] = {}  # by storage, the one with its role a step later
+    earlier: dict[int, int] = {}
 
-
-class _Loop:
-    """The trace without its last operator, and with operators that are added to it."""
-
-    def __init__(self, given: Trace, size: int) -> None:
-        self.size = size
-        count = len(given.operators)
-        self.trace = replace(
-            given,
-            storages=dict(given.storages),
-            operators=given.operators[:-1],
-            groups=given.groups[:-1],
-            resident=[it for it in given.resident if it.operators < count],
-            steps=[it for it in given.steps if it < count],
+    def are_alike(before: Operator, op: Operator) -> bool:
+        used, used_again = ([*it.reads, -1, *it.writes, -2, *it.births] for it in (before, op))
+        sizes = [[storages[name].bytes for name in it.births] for it in (before, op)]
+        return (
+            (before.name, before.in_place_ok, before.workspace) == (op.name, op.in_place_ok, op.workspace)
+            and sizes[0] == sizes[1]
+            and len(used) == len(used_again)
+            and all(later.setdefault(*it) == it[1] for it in zip(used, used_again, strict=True))
+            and all(earlier.setdefault(*it) == it[1] for it in zip(used_again, used, strict=True))
+            and {later.get(name) for name in before.deaths} == set(op.deaths)
         )
-        self.period_us = given.operators[-1].time_us - given.operators[-1 - size].time_us
-        self.next = max(given.storages, default=0) + 1  #: number of the next storage
-        #: By storage that an operator creates, that operator, and its number among those.
-        self.made: dict[int, tuple[int, int]] = {}
-        #: By storage from before the trace, the one that has its role in the last step.
-        self.replaced: dict[int, int] = {}
-        for at, op in enumerate(self.trace.operators):
-            self.made.update((name, (at, number)) for number, name in enumerate(op.births))
-        self.resident = {it.operators: it for it in self.trace.resident}
-        self.steps = set(self.trace.steps)
 
-    def repeats(self, at: int) -> bool:
-        """Whether an operator does what the one a step before does."""
-        before, op = self.trace.operators[at - self.size], self.trace.operators[at]
-        if (before.name, before.in_place_ok, before.workspace) != (op.name, op.in_place_ok, op.workspace):
-            return False
-        sizes = [[self.trace.storages[name].bytes for name in it.births] for it in (before, op)]
-        used = [(*it.reads, -1, *it.writes, -1, *sorted(it.deaths, key=self._order)) for it in (before, op)]
-        return sizes[0] == sizes[1] and len(used[0]) == len(used[1]) and all(map(self._same, *used))
-
-    def _order(self, name: int) -> tuple[int, int]:
-        """Of storages that are freed together: what was created before the trace comes first."""
-        return self.made.get(name, (-1, 0))
-
-    def _same(self, earlier: int, later: int) -> bool:
-        """Whether storages of two steps have one role."""
-        made, again = self.made.get(earlier), self.made.get(later)
-        if made is not None:
-            return again == (made[0] + self.size, made[1])
-        if again is not None and again[0] >= len(self.trace.operators) - self.size + 1:
-            return False  # of the last step
-        return self.replaced.setdefault(earlier, later) == later
-
-    def add(self) -> bool:
-        """Adds the operator that comes next; False: it frees what nothing replaces."""
-        at = len(self.trace.operators)
-        before = self.trace.operators[at - self.size]
-        if any(self.replaced.get(name, name) == name and name not in self.made for name in before.deaths):
-            return False
-        births = list(range(self.next, self.next + len(before.births)))
-        self.next += len(births)
-        for number, (old, new) in enumerate(zip(before.births, births, strict=True)):
-            self.trace.storages[new] = self.trace.storages[old]
-            self.made[new] = at, number
+    if not all(map(are_alike, operators[count - 2 * size :], operators[count - size :])):
+        return None
+    period_us = trace.operators[-1].time_us - trace.operators[-1 - size].time_us
+    groups = trace.groups[:-1]
+    resident = {it.operators: it for it in trace.resident if it.operators < count}
+    ends = {it: None for it in trace.steps if it < count}  # in order
+    numbers = itertools.count(max(storages, default=0) + 1)
+    for at in range(count - 1, count + steps * size):
+        before = operators[at - size]
+        births = [next(numbers) for _ in before.births]
+        for old, new in zip(before.births, births, strict=True):
+            storages[new] = storages[old]
+            later[old] = new
+        deaths = [later.get(name, name) for name in before.deaths]
+        if any(old == new for old, new in zip(before.deaths, deaths, strict=True)):
+            return None  # nothing replaces what is freed
         op = replace(
             before,
-            time_us=before.time_us + self.period_us,
-            reads=tuple(map(self._later, before.reads)),
-            writes=tuple(map(self._later, before.writes)),
+            time_us=before.time_us + period_us,
+            reads=tuple(later.get(name, name) for name in before.reads),
+            writes=tuple(later.get(name, name) for name in before.writes),
             births=births,
-            deaths=[],
+            deaths=deaths,
         )
-        self.trace.operators.append(op)
-        op.deaths.extend(map(self._later, before.deaths))
-        self.trace.groups.append(OperatorGroup(at, 1, self.trace.groups[at - self.size].us))
-        if it := self.resident.get(at + 1 - self.size):
-            self.resident[at + 1] = replace(it, operators=at + 1)
-            self.trace.resident.append(self.resident[at + 1])
-        if at + 1 - self.size in self.steps:
-            self.steps.add(at + 1)
-            self.trace.steps.append(at + 1)
-        return True
-
-    def _later(self, name: int) -> int:
-        """The storage that has this one's role a step later."""
-        if name not in self.made:
-            return self.replaced.get(name, name)
-        at, number = self.made[name]
-        return self.trace.operators[at + self.size].births[number]
+        operators.append(op)
+        groups.append(OperatorGroup(at, 1, groups[at - size].us))
+        if it := resident.get(at + 1 - size):
+            resident[at + 1] = replace(it, operators=at + 1)
+        if at + 1 - size in ends:
+            ends[at + 1] = None
+    return replace(
+        trace,
+        storages=storages,
+        operators=operators,
+        groups=groups,
+        resident=[*resident.values()],
+        steps=[*ends],
+    )
