@@ -6,7 +6,8 @@ The names and meanings are those of `torch.cuda` and `torch.accelerator`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -49,6 +50,8 @@ def __getattr__(name: str) -> Any:
     # Checkpointing saves a device's random state only if its module's `_initialized` is true.
     if name == "_initialized":
         return is_initialized()
+    if name == "default_generators":
+        return tuple(_generator(index) for index in range(device_count()))
     raise AttributeError(f"module 'torch.emu' has no attribute {name!r}")
 
 
@@ -75,21 +78,11 @@ def set_device(device: _Device) -> None:
     torch._C._accelerator_setDeviceIndex(_index(device))
 
 
-class device:
+class device(torch.accelerator.device_index):
     """A context in which `device` is current; None changes nothing."""
 
     def __init__(self, device: _Device) -> None:
-        self.idx = -1 if device is None else _index(device)
-        self.prev_idx = -1
-
-    def __enter__(self) -> None:
-        if self.idx >= 0:
-            self.prev_idx = current_device()
-            set_device(self.idx)
-
-    def __exit__(self, *_: object) -> None:
-        if self.prev_idx >= 0:
-            set_device(self.prev_idx)
+        super().__init__(None if device is None else _index(device))
 
 
 class device_of(device):
@@ -166,20 +159,9 @@ def set_stream(stream: torch.Stream) -> None:
     torch.accelerator.set_stream(stream)
 
 
-@contextlib.contextmanager
-def stream(stream: torch.Stream | None) -> Iterator[None]:
+def stream(stream: torch.Stream | None) -> AbstractContextManager[Any]:
     """A context in which `stream` is its device's current stream, and its device current."""
-    if stream is None:
-        yield
-        return
-    device_before = current_device()
-    before = current_stream(stream.device)
-    torch.accelerator.set_stream(stream)
-    try:
-        yield
-    finally:
-        torch.accelerator.set_stream(before)
-        set_device(device_before)
+    return contextlib.nullcontext() if stream is None else stream
 
 
 def synchronize(device: _Device = None) -> None:
@@ -194,58 +176,47 @@ def _device_type() -> int:
 # --- random numbers
 
 
-class _DefaultGenerators(Sequence[torch.Generator]):
-    """The devices' default generators, by index."""
-
-    def __len__(self) -> int:
-        return device_count()
-
-    def __getitem__(self, index: int) -> torch.Generator:  # type: ignore[override]  # no slices
-        if not 0 <= index < device_count():
-            raise IndexError(index)
-        return _C.emu_default_generator(index)
-
-
-default_generators = _DefaultGenerators()
+def _generator(device: _Device = None) -> torch.Generator:
+    return _C.emu_default_generator(_index(device))
 
 
 def manual_seed(seed: int) -> None:
-    default_generators[current_device()].manual_seed(int(seed))
+    _generator().manual_seed(int(seed))
 
 
 def manual_seed_all(seed: int) -> None:
-    for generator in default_generators:
-        generator.manual_seed(int(seed))
+    for index in range(device_count()):
+        _generator(index).manual_seed(int(seed))
 
 
 def seed() -> None:
-    default_generators[current_device()].seed()
+    _generator().seed()
 
 
 def seed_all() -> None:
-    manual_seed_all(default_generators[0].seed())
+    manual_seed_all(_generator(0).seed())
 
 
 def initial_seed() -> int:
-    return default_generators[current_device()].initial_seed()
+    return _generator().initial_seed()
 
 
 def get_rng_state(device: _Device = "emu") -> torch.Tensor:
     """A CPU tensor of bytes (torch.uint8, 1-D)."""
-    return default_generators[_index(device)].get_state()
+    return _generator(device).get_state()
 
 
 def get_rng_state_all() -> list[torch.Tensor]:
-    return [generator.get_state() for generator in default_generators]
+    return [_generator(index).get_state() for index in range(device_count())]
 
 
 def set_rng_state(new_state: torch.Tensor, device: _Device = "emu") -> None:
-    default_generators[_index(device)].set_state(new_state)
+    _generator(device).set_state(new_state)
 
 
 def set_rng_state_all(new_states: list[torch.Tensor]) -> None:
-    for generator, state in zip(default_generators, new_states, strict=True):
-        generator.set_state(state)
+    for index, state in zip(range(device_count()), new_states, strict=True):
+        _generator(index).set_state(state)
 
 
 # --- memory: plain and managed together, as in torch.accelerator
