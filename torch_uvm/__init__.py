@@ -18,6 +18,8 @@ nothing: torch_uvm/_patches/README.md lists what is replaced when.
 
 from __future__ import annotations
 
+import pkgutil
+import warnings
 from typing import TYPE_CHECKING
 
 from torch_uvm._util.cli_errors import end_as_command
@@ -60,7 +62,6 @@ from torch_uvm._switch.switch import disable, enable
 from torch_uvm._tensors.managed import is_managed
 from torch_uvm._tensors.moves import move_or_copy, to
 from torch_uvm._tensors.operators import register_rules
-from torch_uvm._util.renamed import renamed
 from torch_uvm._util.version import VERSION
 
 __all__ = [
@@ -104,7 +105,10 @@ _RENAMED = {name: f"{it.__name__}.{name}" for it in (memory, tools, allocators) 
 if not TYPE_CHECKING:  # a type checker is to refuse old names
 
     def __getattr__(name: str) -> object:
-        return renamed(name, _RENAMED)
+        if name not in _RENAMED:
+            raise AttributeError(f"module 'torch_uvm' has no attribute {name!r}")
+        warnings.warn(f"torch_uvm.{name} is now {_RENAMED[name]}", FutureWarning, stacklevel=2)
+        return pkgutil.resolve_name(_RENAMED[name])
 
 
 __version__ = VERSION
