@@ -99,6 +99,23 @@ def exact_keywords(function: _F) -> _F:
     return run_as_it_is(checked)  # type: ignore[return-value]
 
 
+def whole_number(value: object, what: str, low: int, high: int, accepted: str = "an int") -> int:
+    """`value` as an int.
+
+    Raises:
+        TypeError: `value` is no int (a bool, a float).
+        ValueError: it is out of range.
+    """
+    accepted = f"{accepted}, from {low} to {high}"
+    try:
+        number = operator.index(None if isinstance(value, bool) else value)  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(f"{what} is {show(value)}; accepted: {accepted}") from None
+    if not low <= number <= high:
+        raise ValueError(f"{what} is {number}; accepted: {accepted}")
+    return number
+
+
 def byte_count(value: object, what: str, also: str = "") -> int:
     """`value` as a count of bytes.
 
@@ -112,15 +129,7 @@ def byte_count(value: object, what: str, also: str = "") -> int:
             return _C.parse_bytes(value)
         except ValueError as error:
             raise ValueError(f"{what}={value!r}: {error}; accepted: {accepted}") from None
-    if isinstance(value, bool):
-        raise TypeError(f"{what} is {show(value)}; accepted: {accepted}")
-    try:
-        count = operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        raise TypeError(f"{what} is {show(value)}; accepted: {accepted}") from None
-    if not 0 <= count <= MAX_BYTES:
-        raise ValueError(f"{what} is {count}; accepted: {accepted}, from 0 to {MAX_BYTES}")
-    return count
+    return whole_number(value, what, 0, MAX_BYTES, accepted)
 
 
 def is_word(value: object, word: str) -> bool:

@@ -14,13 +14,12 @@ True
 
 from __future__ import annotations
 
-import operator
 from typing import NamedTuple
 
 import torch
 
 from torch_uvm import _C
-from torch_uvm._util.arguments import byte_count, exact_keywords, resolve_device, show
+from torch_uvm._util.arguments import byte_count, exact_keywords, resolve_device, show, whole_number
 
 __all__ = [
     "ResidencySample",
@@ -62,19 +61,6 @@ def profiles() -> list[str]:
     return _C.emu_profiles()
 
 
-def _integer(value: object, what: str, low: int, high: int) -> int:
-    accepted = f"an int from {low} to {high}"
-    try:
-        if isinstance(value, bool):
-            raise TypeError
-        number = operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        raise TypeError(f"{what} is {show(value)}; accepted: {accepted}") from None
-    if not low <= number <= high:
-        raise ValueError(f"{what} is {number}; accepted: {accepted}")
-    return number
-
-
 @exact_keywords
 def configure(
     devices: int = 1,
@@ -99,7 +85,7 @@ def configure(
         TypeError, ValueError: a value that is not accepted. Nothing has changed.
         RuntimeError: the accelerator was already used, or is not registered in this process.
     """
-    count = _integer(devices, "devices", 1, MAX_DEVICES)
+    count = whole_number(devices, "devices", 1, MAX_DEVICES)
     capacity = byte_count(memory, "memory")
     if capacity < MIN_MEMORY:
         raise ValueError(f"memory is {show(memory)}; accepted: at least {MIN_MEMORY} bytes (1 MiB)")
@@ -107,7 +93,7 @@ def configure(
         raise TypeError(f"profile is {show(profile)}; accepted: {', '.join(profiles())}")
     if profile not in profiles():
         raise ValueError(f"profile is {profile!r}; accepted: {', '.join(profiles())}")
-    number = None if seed is None else _integer(seed, "seed", 0, 2**64 - 1)
+    number = None if seed is None else whole_number(seed, "seed", 0, 2**64 - 1)
     _C.emu_configure(count, capacity, profile, number)
 
 
