@@ -22,8 +22,7 @@ from torch_uvm._tools.link_rates import link_rates
 from torch_uvm._tools.plans import Loop, loops_of, make_plan, room_of
 from torch_uvm._util.escaping import excerpt, printable
 from torch_uvm._util.files import of_rank, output_argument, rank_here
-from torch_uvm.cli import plan_cards
-from torch_uvm.cli.plan_text import FORMAT, VERSION, lines_of, record_of
+from torch_uvm.cli.plan_text import FORMAT, VERSION, lines_of, lines_of_cards, record_of, smallest
 from torch_uvm.cli.progress import Progress
 from torch_uvm.cli.script_words import split
 
@@ -256,12 +255,12 @@ def _without_gc() -> Iterator[None]:
 
 
 def _write(arguments: argparse.Namespace, records: Sequence[dict[str, Any]]) -> None:
-    lines = plan_cards.lines_of(records) if arguments.cards is not None else lines_of(records[0])
+    lines = lines_of_cards(records) if arguments.cards is not None else lines_of(records[0])
     print("\n".join(lines), flush=True)  # at once: ranks of torchrun print beside each other
     if arguments.json is not None:
         head = {"format": FORMAT, "version": VERSION, "units": {"time": "ms", "size": "bytes"}}
-        smallest = plan_cards.smallest(records) if arguments.cards is not None else None
-        plans = {"plans": records, "smallest": smallest and smallest["card"]}
+        found = smallest(records) if arguments.cards is not None else None
+        plans = {"plans": records, "smallest": found and found["card"]}
         of_rank(arguments.json).write_text(json.dumps(head | plans, indent=1) + "\n")
 
 
