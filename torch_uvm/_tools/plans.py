@@ -88,34 +88,6 @@ def room_of(card: Card) -> int:
     return memory - reserve
 
 
-def freed_before_replaced(trace: Trace) -> Trace:
-    """The trace, with each replaced storage freed one operator earlier: before its successor is made.
-
-    A loop replaces storages, as in ``x = next(batches)``. For a moment one value stands for two storages,
-    which no schedule can express.
-
-    A storage is replaced if it is freed behind an operator that does not use it, where a storage of as many
-    bytes is made, and if it was itself made behind an operator of this name.
-    """
-    operators = list(trace.operators)
-    makers: dict[int, str] = {}
-    for at, op in enumerate(operators):
-        made = [trace.storages[name].bytes for name in op.births] if op.deaths else []
-        earlier = []
-        for name in op.deaths if at > 0 and made else ():
-            size = trace.storages[name].bytes
-            used = name in op.reads or name in op.writes or name in op.births
-            if not used and size in made and makers.get(name) == op.name:
-                made.remove(size)
-                earlier.append(name)
-        if earlier:
-            before = operators[at - 1]
-            operators[at - 1] = replace(before, deaths=[*before.deaths, *earlier])
-            operators[at] = replace(op, deaths=[name for name in op.deaths if name not in earlier])
-        makers.update(dict.fromkeys(op.births, op.name))
-    return replace(trace, operators=operators)
-
-
 class Loop:
     """A trace's loop, for predictions within any budget.
 
@@ -128,8 +100,7 @@ class Loop:
 
     def __init__(self, trace: Trace, card: Card, on_gpu: bool = True) -> None:
         self.card = card
-        recorded = freed_before_replaced(trace)
-        self._traced = TracedLoop(recorded)
+        self._traced = TracedLoop(trace)
         whole = self._traced.schedule(EVERYTHING)
         found = self._traced.device
         self.trace = found.trace
@@ -138,7 +109,7 @@ class Loop:
         self.pace = found.program_ms / device_ms if found.program_ms > device_ms > 0 else 1.0
         self.whole: Schedule = whole
         self.memory = memory_of(self.trace, whole)
-        share = host_share(recorded, whole, whole.first if found.first is None else found.first)
+        share = host_share(trace, whole, whole.first if found.first is None else found.first)
         count = len(whole.operators) // whole.steps
         self.host_ms = share * self.in_core_ms if on_gpu else count * card.host_us / 1e3
 
