@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils import flop_counter
 
-from torch_uvm._dry.results import tensors_of
 from torch_uvm._tools.cards import Card
+from torch_uvm._util.containers import tensors_of
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_uvm._dry import plausible, unknown_shapes
 from torch_uvm._dry.costs import copy_us, device_us, launches_of, precision, work_of
-from torch_uvm._dry.results import New, NoResult, OperatorInfo, Result, Results, made, news, tensors_of
+from torch_uvm._dry.results import New, NoResult, OperatorInfo, Result, Results, made, news
 from torch_uvm._dry.sizes import Sizes
 from torch_uvm._dry.timeline import Timeline
 from torch_uvm._dry.values import (
@@ -28,6 +28,7 @@ from torch_uvm._dry.values import (
     reserved,
 )
 from torch_uvm._tools.cards import Card
+from torch_uvm._util.containers import tensors_of
 
 _MATH, _FLASH = 0, 1  # of torch.nn.attention.SDPBackend
 #: They allocate, and write nothing.

@@ -12,6 +12,8 @@ from torch import Tensor
 from torch._prims_common import suggest_memory_format
 from torch.utils._pytree import tree_map_only
 
+from torch_uvm._util.containers import tensors_of
+
 #: They return views, and do not say so.
 _UNSAFE = frozenset({"aten::unsafe_split.Tensor", "aten::unsafe_split_with_sizes"})
 #: Their result is reduced in the memory of all elements, which it keeps.
@@ -104,19 +106,6 @@ class OperatorInfo:
                 yield from tensors_of(self.argument(at, args, kwargs))
 
 
-def tensors_of(*values: Any) -> list[Tensor]:
-    """The tensors among values, lists, tuples and dictionaries, in order."""
-    found: list[Tensor] = []
-    for value in values:
-        if isinstance(value, Tensor):
-            found.append(value)
-        elif isinstance(value, (list, tuple)):
-            found += tensors_of(*value)
-        elif isinstance(value, dict):
-            found += tensors_of(*value.values())
-    return found
-
-
 def meta_of(tensor: Tensor) -> Tensor:
     """A meta tensor of the same size, stride and dtype."""
     return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
@@ -193,7 +182,13 @@ class Results:
             # The meta kernel promotes the gradient to the weight's dtype; devices return the input's.
             returned = (returned[0].to(meta_args[1].dtype), *returned[1:])
         numbers = {id(it): number for number, it in enumerate(metas)}
-        result = _described(returned, numbers)
+
+        def described(it: Tensor) -> Alias | New:
+            if id(it) in numbers:
+                return Alias(numbers[id(it)])
+            return New(tuple(it.size()), tuple(it.stride()), it.dtype)
+
+        result = tree_map_only(Tensor, described, returned)
         if op.name() in _LOSSES and isinstance(result, New) and not result.size:
             kept = torch.broadcast_shapes(*(it.shape for it in metas)).numel() * result.dtype.itemsize
             result = replace(result, kept=kept)
@@ -207,17 +202,6 @@ def _formatted(result: Tensor, *given: Tensor) -> Tensor:
     """
     formats = {suggest_memory_format(it) for it in given} - {torch.contiguous_format}
     return result.contiguous(memory_format=formats.pop()) if formats else result
-
-
-def _described(value: Any, numbers: dict[int, int]) -> Result:
-    if isinstance(value, Tensor):
-        if id(value) in numbers:
-            return Alias(numbers[id(value)])
-        return New(tuple(value.size()), tuple(value.stride()), value.dtype)
-    if isinstance(value, (list, tuple)):
-        described = [_described(it, numbers) for it in value]
-        return described if isinstance(value, list) else tuple(described)
-    return value
 
 
 def _key(value: Any, with_floats: bool) -> object:

@@ -35,6 +35,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch_uvm import _C
 from torch_uvm._patches.replace import replace_once
 from torch_uvm._patches.update_trial import Trial, is_in_backward
+from torch_uvm._util.containers import tensors_of
 
 #: Modules of torch.optim whose function of the same name is replaced. AdamW uses Adam's.
 _FUNCTIONS = ("adam", "sgd", "rmsprop", "adagrad", "adadelta", "adamax", "nadam", "radam")
@@ -81,16 +82,6 @@ def chosen() -> str:
     return next(option["value"] for option in _C.describe_options() if option["key"] == "optimizer")
 
 
-def _tensors(values: Any) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            found.append(value)
-        elif isinstance(value, (list, tuple)):
-            found.extend(_tensors(value))
-    return found
-
-
 class _Recorder(TorchDispatchMode):
     """Records the operators that use tensors of a device, as one update for each group of parameters.
 
@@ -113,10 +104,7 @@ class _Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         waits = any(
-            [
-                not tensor.is_cpu and id(tensor) not in self._at_once
-                for tensor in _tensors((*args, *kwargs.values()))
-            ]
+            [not tensor.is_cpu and id(tensor) not in self._at_once for tensor in tensors_of(args, kwargs)]
         )
         schema = func._schema
         if not waits:
@@ -128,7 +116,7 @@ class _Recorder(TorchDispatchMode):
             self._count(func, args)
         elif not any(written):
             results = func(*self._meta(args), **self._meta(kwargs))
-            made = _tensors((results,))
+            made = tensors_of(results)
             self._results.update([(id(result), result) for result in made])
         elif all(written) and all([returned.alias_info.is_write for returned in schema.returns]):
             results = kwargs.get("out", args[0])
@@ -142,7 +130,7 @@ class _Recorder(TorchDispatchMode):
             self._owner.update([(id(result), owner) for result, owner in zip(made, owners, strict=False)])
             _C.add_each([self.updates[owner] for owner in owners], *call)
         else:
-            owner = self._owner_of(schema, _tensors(values))
+            owner = self._owner_of(schema, tensors_of(values))
             self._owner.update([(id(result), owner) for result in made])
             self.updates[owner].add(*call)
         return results
@@ -154,9 +142,9 @@ class _Recorder(TorchDispatchMode):
         return owners.pop()
 
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        versions = [tensor._version for tensor in _tensors(args[:1])]
+        versions = [tensor._version for tensor in tensors_of(args[:1])]
         results = func(*args, **kwargs)
-        if not func._schema.returns and versions == [tensor._version for tensor in _tensors(args[:1])]:
+        if not func._schema.returns and versions == [tensor._version for tensor in tensors_of(args[:1])]:
             self._count(func, args)
         return results
 
@@ -272,8 +260,8 @@ def _deferring(plain: Callable[..., Any]) -> Callable[..., Any]:
                 tensors, numbers = _operands(part) or ([], [])
                 counted += [(each, torch._foreach_add(each, 0)) for each in numbers]
                 of_each = iter(list(zip(*tensors, strict=True)))
-                operands = [_tensors(itertools.islice(of_each, len(group))) for group in recorded]
-                recorder = _Recorder(operands, _tensors(numbers))
+                operands = [tensors_of([*itertools.islice(of_each, len(group))]) for group in recorded]
+                recorder = _Recorder(operands, tensors_of(numbers))
                 # Not `with`: Ctrl-C inside the entry or exit of a mode leaves torch's stack of modes
                 # inconsistent.
                 try:

@@ -1,4 +1,4 @@
-"""The tensors in the arguments of hints and pins."""
+"""The tensors in arguments: of operators, hints and pins."""
 
 from __future__ import annotations
 
@@ -11,6 +11,19 @@ from torch_uvm import _C
 from torch_uvm._util.arguments import show
 
 ACCEPTED = "a tensor, a module, an optimizer, or nested lists, tuples and mappings of them"
+
+
+def tensors_of(*values: Any) -> list[torch.Tensor]:
+    """The tensors among values, lists, tuples and dictionaries, in order."""
+    found: list[torch.Tensor] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found += tensors_of(*value)
+        elif isinstance(value, dict):
+            found += tensors_of(*value.values())
+    return found
 
 
 def _leaves(x: Any, place: str) -> Iterator[tuple[str, Any]]:
