@@ -201,14 +201,8 @@ class AllocatorScope(SwitchScope):
     """What `use_allocator` returns: a context manager and a decorator, as `torch_uvm.enabled()` is."""
 
     def __init__(self, allocator: Allocator | None) -> None:
-        super().__init__(True)
+        super().__init__(True, None if allocator is None else allocator.handle)
         self._allocator = allocator
-
-    def _recreate_cm(self) -> AllocatorScope:
-        return AllocatorScope(self._allocator)
-
-    def _open_scope(self) -> _C.Scope:
-        return _C.Scope(True, None if self._allocator is None else self._allocator.handle)
 
     def __repr__(self) -> str:
         return f"torch_uvm.allocators.use_allocator({self._allocator!r})"

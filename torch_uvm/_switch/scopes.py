@@ -26,22 +26,17 @@ class SwitchScope(ReentrantScope[_C.Scope]):
     thread that made it.
     """
 
-    def __init__(self, on: bool) -> None:
+    def __init__(self, on: bool, *allocator: _C.Allocator | None) -> None:
         super().__init__()
         self._on = on
-
-    def _recreate_cm(self) -> SwitchScope:
-        return SwitchScope(self._on)
-
-    def _open_scope(self) -> _C.Scope:
-        return _C.Scope(self._on)
+        self._allocator_handle = allocator  # () keeps that of the scope around it; (None,): the process's own
 
     def _begin(self) -> _C.Scope:
         if self._on:
             check_runtime(repr(self))
             install.for_managed_tensors()
             budget.request_default()
-        return self._open_scope()
+        return _C.Scope(self._on, *self._allocator_handle)
 
     def _end(self, entry: _C.Scope) -> None:
         entry.close()
