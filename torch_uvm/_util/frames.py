@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import types
+from collections.abc import Iterable
+from traceback import walk_stack, walk_tb
 
 import torch
 
@@ -31,21 +33,14 @@ def without_our_frames(traceback: types.TracebackType | None) -> types.Traceback
 
 def place_of(traceback: types.TracebackType | None) -> str:
     """The innermost place in a traceback, as file:line; empty if there is none."""
-    place = ""
-    while traceback is not None:
-        file = traceback.tb_frame.f_code.co_filename
-        if not file.startswith(LOOKED_PAST):
-            place = f"{file}:{traceback.tb_lineno}"
-        traceback = traceback.tb_next
-    return place
+    return _innermost(reversed([*walk_tb(traceback)]))
 
 
 def place_here() -> str:
     """The place that runs now, as file:line; "" in a backward pass."""
-    frame: types.FrameType | None = sys._getframe()
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if not file.startswith(LOOKED_PAST):
-            return f"{file}:{frame.f_lineno}"
-        frame = frame.f_back
-    return ""
+    return _innermost(walk_stack(sys._getframe()))
+
+
+def _innermost(frames: Iterable[tuple[types.FrameType, int]]) -> str:
+    places = ((frame.f_code.co_filename, line) for frame, line in frames)
+    return next((f"{file}:{line}" for file, line in places if not file.startswith(LOOKED_PAST)), "")
