@@ -23,7 +23,7 @@ from torch_uvm._tools.dry_runs import FEWEST, DryRunError, dry_run
 from torch_uvm._tools.link_rates import link_rates
 from torch_uvm._tools.lower_bound import bound
 from torch_uvm._tools.plans import Loop, faster
-from torch_uvm._tools.schedules import schedule_of
+from torch_uvm._tools.schedules import TracedLoop
 
 FOLDER = Path(__file__).resolve().parent
 WILD = "t5 unet experts".split()
@@ -58,7 +58,7 @@ def rows(loops: Sequence[Loop], parts: Sequence[int]) -> Iterator[Row]:
         budget = whole.memory.peak_bytes * part // 100
         predicted = faster([it.point(budget) for it in loops]).step_ms
         room, rates = budget - whole.memory.added_bytes, link_rates(whole.card)
-        scheduled = min(schedule_of(it.trace, room, rates=rates).predicted_ms for it in loops)
+        scheduled = min(TracedLoop(it.trace).predicted(room, 0.0, rates).ms for it in loops)
         if predicted is not None:
             core = whole.in_core_ms
             least = bound(whole.trace, budget, whole.whole.in_core_ms, rates, CHECKS)["bound_ms"]

@@ -30,7 +30,8 @@ from typing import Any, NamedTuple
 
 from lower_bound import bound
 
-from torch_uvm._tools.schedules import schedule_of
+from torch_uvm._tools.link_rates import H200
+from torch_uvm._tools.schedules import TracedLoop
 from torch_uvm._tools.timed_iteration import iteration_of
 from torch_uvm.traces import Trace, read_trace
 
@@ -69,9 +70,9 @@ def planned(traces: Iterable[Trace], budget: int, step_ms: float) -> Planned | N
     found, took = [], []
     for trace in traces:
         try:
-            schedule = schedule_of(trace, budget, step_ms)
-            if schedule.predicted_ms < math.inf:
-                found.append((schedule.predicted_ms, schedule.capacity))
+            predicted = TracedLoop(trace, step_ms).predicted(budget, 0.0, H200)
+            if predicted.ms < math.inf:
+                found.append((predicted.ms, predicted.capacity))
                 took.append(scheduling_ms(trace, budget))
         except ValueError:
             continue
@@ -81,7 +82,7 @@ def planned(traces: Iterable[Trace], budget: int, step_ms: float) -> Planned | N
 def scheduling_ms(trace: Trace, budget: int) -> float:
     """The CPU time of a policy that follows the trace and makes its schedules, from a trace in memory."""
     begin = time.process_time()
-    schedule_of(trace, budget)
+    TracedLoop(trace).predicted(budget, 0.0, H200)
     return (time.process_time() - begin) * 1e3
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from torch_uvm._tools.schedules import Schedule
+from _traced_schedules import Schedule
 
 
 def check_schedule(schedule: Schedule) -> list[str]:
@@ -60,7 +60,8 @@ def _lives(schedule: Schedule) -> Iterator[tuple[list[tuple[int, str]], bool]]:
     events: dict[int, list[tuple[int, int, str]]] = defaultdict(list)
     for at, op in enumerate(schedule.operators):
         for use in op.uses:
-            what = "create" if use.creates else "use in place" if use.in_place else "use"
+            in_place = (at, use.value) in schedule.in_place
+            what = "create" if use.creates else "use in place" if in_place else "use"
             events[use.value].append((at, 0, what))
         for value in op.frees:
             events[value].append((at, 1, "free"))

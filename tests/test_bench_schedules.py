@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from _traced_schedules import schedule_of
 
-from torch_uvm._tools.schedules import schedule_of
 from torch_uvm._tools.timed_iteration import iteration_of
 from torch_uvm.traces import read_trace
 

@@ -25,10 +25,10 @@ from _compiled_graphs import (
 )
 from _schedule_check import check_schedule
 from _spawn import Spawn
+from _traced_schedules import schedule_of
 
 import torch_uvm
 from torch_uvm import _C
-from torch_uvm._tools.schedules import schedule_of
 from torch_uvm.traces import read_trace
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import _dry_scripts as scripts
 import pytest
 from _spawn import Spawn
+from _traced_schedules import schedule_of
 
 from torch_uvm._tools.cards import load_card
 from torch_uvm._tools.dry_runs import DryRun, DryRunError, dry_run
-from torch_uvm._tools.schedules import schedule_of
 from torch_uvm.traces import Trace, read_trace
 
 H200 = load_card("h200")

@@ -15,12 +15,12 @@ import torch
 from _budget_programs import MIB, mlp
 from _budget_programs import no_budget_afterwards as no_budget_afterwards
 from _schedule_check import check_schedule
+from _traced_schedules import Schedule, schedule_of
 from torch.nn import functional as F
 
 import torch_uvm
 from torch_uvm import traces
 from torch_uvm._tools.link_rates import LinkRates
-from torch_uvm._tools.schedules import Schedule, schedule_of
 
 WEIGHT = 64 * MIB
 #: A weight crosses the link in 1 ms, either way.

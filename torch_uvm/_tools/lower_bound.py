@@ -31,7 +31,7 @@ from scipy.sparse import coo_array
 
 from torch_uvm._tools.access_traces import Trace
 from torch_uvm._tools.link_rates import H200, LinkRates
-from torch_uvm._tools.timed_iteration import Iteration, Segments, iteration_of
+from torch_uvm._tools.timed_iteration import Segments, TimedIteration, iteration_of
 
 _SCALE = 1e6  # bytes in a unit of the programme
 
@@ -85,7 +85,7 @@ class _Pattern:
     kept: int
 
 
-def _patterns(iteration: Iteration, cut: Segments) -> dict[_Pattern, float]:
+def _patterns(iteration: TimedIteration, cut: Segments) -> dict[_Pattern, float]:
     found: dict[_Pattern, float] = defaultdict(float)
     size = len(iteration.durations_ms)
     for value in iteration.values:
@@ -151,7 +151,7 @@ class LinearProgramme:
 class _Bound:
     """Builds the programme. A gap is the time between two uses of a pattern."""
 
-    def __init__(self, iteration: Iteration, budget: float, rates: LinkRates, intervals: int) -> None:
+    def __init__(self, iteration: TimedIteration, budget: float, rates: LinkRates, intervals: int) -> None:
         self.cut = Segments(iteration, intervals)
         self.rates = rates
         self.programme = LinearProgramme()

@@ -11,7 +11,7 @@ from torch_uvm._tools.access_traces import Trace
 from torch_uvm._tools.cards import Card
 from torch_uvm._tools.deferred_traces import deferred
 from torch_uvm._tools.link_rates import rates_of_engine
-from torch_uvm._tools.schedules import EVERYTHING, Schedule, TracedLoop
+from torch_uvm._tools.schedules import Iteration, TracedLoop
 from torch_uvm._tools.trace_memory import TraceMemory, host_share, memory_of
 
 MIB = 1 << 20
@@ -101,13 +101,13 @@ class Loop:
     def __init__(self, trace: Trace, card: Card, on_gpu: bool = True) -> None:
         self.card = card
         self._traced = TracedLoop(trace)
-        whole = self._traced.schedule(EVERYTHING)
+        whole = self._traced.iteration()
         found = self._traced.device
         self.trace = found.trace
         device_ms = whole.in_core_ms * whole.steps
         #: How many times as long a step takes in the program, where the host is slower than the device.
         self.pace = found.program_ms / device_ms if found.program_ms > device_ms > 0 else 1.0
-        self.whole: Schedule = whole
+        self.whole: Iteration = whole
         self.memory = memory_of(self.trace, whole)
         share = host_share(trace, whole, whole.first if found.first is None else found.first)
         count = len(whole.operators) // whole.steps
@@ -137,7 +137,8 @@ class Loop:
             less = ", or use an optimizer with fused=True" if "_foreach_" in name else ""
             return Point(budget, None, note=f"too little: {name} finds no room. Give more{less}")
         # Where nothing moves, the engine is idle, and the durations have the host's time.
-        step_ms = max(found.ms, self.in_core_ms) if any(found[1:]) else self.in_core_ms
+        moves = found.into or found.out or found.in_place
+        step_ms = max(found.ms, self.in_core_ms) if moves else self.in_core_ms
         return Point(budget, step_ms, None, optimizer, found.into, found.out, found.in_place)
 
 

@@ -1,6 +1,6 @@
-"""The schedule of one iteration of a loop: what crosses the link, when, and what stays where it is.
+"""One iteration of a loop, and what the residency engine predicts for it within a budget.
 
-`TracedLoop` lets the residency engine's policy follow a recorded trace, and returns what it decides.
+`TracedLoop` lets the engine's policy follow a recorded trace, and returns what it decides.
 Operators are numbered from 0. The iteration repeats: operator 0 follows the last one.
 """
 
@@ -27,12 +27,11 @@ class Value:
 
 @dataclass(frozen=True)
 class Use:
-    """An operator's use of a value. ``in_place``: of the host's copy. ``creates``: the value begins here."""
+    """An operator's use of a value. ``creates``: the value begins here."""
 
     value: int
     writes: bool
     creates: bool
-    in_place: bool
 
 
 @dataclass(frozen=True)
@@ -45,48 +44,28 @@ class Operator:
     frees: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Transfer:
-    """``kind``: "fetch", "write_back" or "drop", which copies nothing, because the host has the same bytes.
-
-    Args:
-        after: the operator that triggers it, when it has ended.
-        stays: how many operators later the device's copy is given up. It is read until then.
-    """
-
-    kind: str
-    value: int
-    after: int
-    stays: int = 0
-
-
 class Predicted(NamedTuple):
     """What a step takes, in ms; infinite if an operator or a fetch finds no room. Bytes that it fetches,
-    writes back, and uses on the host."""
+    writes back, and uses on the host. Bytes of the budget for storages: without staging and reserve."""
 
     ms: float
     into: int
     out: int
     in_place: int
+    capacity: int
 
 
 @dataclass(frozen=True)
-class Schedule:
-    """One iteration within a budget.
+class Iteration:
+    """One iteration, with everything on the device.
 
     Args:
-        capacity: the part of the budget for storages. The rest is for staging, and a reserve against
-            fragments.
-        predicted_ms: of a step that follows it; infinite if an operator or a fetch finds no room.
         first: the traced operator that comes first in it.
         steps: of the loop. Two, if storages of a step last until those of the next one have been made.
     """
 
-    capacity: int
     operators: tuple[Operator, ...]
     values: tuple[Value, ...]
-    transfers: tuple[Transfer, ...]
-    predicted_ms: float
     first: int
     steps: int
 
@@ -94,15 +73,6 @@ class Schedule:
     def in_core_ms(self) -> float:
         """A step's duration without transfers."""
         return sum(op.ms for op in self.operators) / self.steps
-
-    def bytes_of(self, kind: str) -> int:
-        """Bytes of all transfers of this kind."""
-        return sum(self.values[it.value].bytes for it in self.transfers if it.kind == kind)
-
-    def bytes_in_place(self) -> int:
-        """Bytes of the uses of host copies."""
-        uses = (use for op in self.operators for use in op.uses if use.in_place)
-        return sum(self.values[use.value].bytes for use in uses)
 
 
 class TracedLoop:
@@ -125,7 +95,7 @@ class TracedLoop:
         count = len(trace.operators)
         self._loop = _C.TracedLoop(traced(trace))
         self._times = operator_times(trace, 0, count, None if trace.groups else step_ms)
-        found = self._decided(EVERYTHING, 0.0, H200, whole=False) if trace.holds or step_ms else None
+        found = self.decided(EVERYTHING, 0.0, H200, whole=False) if trace.holds or step_ms else None
         #: The trace's own times.
         self.device = device_times(trace, found["operators"] if found else count)
         if self.device.first is not None:
@@ -137,59 +107,54 @@ class TracedLoop:
         self.names = [op.name for op in trace.operators]
 
     def predicted(self, budget: int, host_ms: float, rates: LinkRates) -> Predicted:
-        """The figures of `schedule`, of a step."""
-        found = self._decided(budget, host_ms, rates, whole=False)
-        steps = found["steps"]
-        return Predicted(found["predicted_ms"] / steps, *(each // steps for each in found["bytes"]))
-
-    def schedule(self, budget: int, host_ms: float = 0.0, rates: LinkRates = H200) -> Schedule:
-        """The schedule that the engine follows at the end of the trace: of those it makes, the one that is
-        predicted to be fastest.
+        """The figures of the schedule that the engine follows at the end of the trace: of those it makes, the
+        one that is predicted to be fastest.
 
         Args:
             budget: bytes of device memory, as for `enable`.
             host_ms: the host's time to queue the operators of a step.
             rates: of the link.
         """
-        found = self._decided(budget, host_ms, rates, whole=True)
-        first, count, steps = found["first"], found["operators"], found["steps"]
+        found = self.decided(budget, host_ms, rates, whole=False)
+        steps = found["steps"]
+        into, out, in_place = (each // steps for each in found["bytes"])
+        return Predicted(found["predicted_ms"] / steps, into, out, in_place, found["capacity"])
+
+    def iteration(self) -> Iteration:
+        """The iteration that the engine recognises."""
+        return self.iteration_of(self.decided(EVERYTHING, 0.0, H200, whole=True))
+
+    def iteration_of(self, found: dict[str, Any]) -> Iteration:
+        """The iteration of what `decided` returned."""
+        first, count = found["first"], found["operators"]
         uses: list[list[Use]] = [[] for _ in range(count)]
         frees = [list(freed) for freed in found["frees"]]
-        for (value, op, writes, creates), in_place in zip(found["uses"], found["in_place"], strict=True):
-            uses[op].append(Use(value, writes, creates, in_place))
+        for value, op, writes, creates in found["uses"]:
+            uses[op].append(Use(value, writes, creates))
         values = [Value(bytes, is_persistent) for bytes, is_persistent in found["values"]]
         for at, workspace in enumerate(found["workspaces"]):
             if workspace:
-                uses[at].append(Use(len(values), writes=True, creates=True, in_place=False))
+                uses[at].append(Use(len(values), writes=True, creates=True))
                 frees[at].append(len(values))
                 values.append(Value(workspace, is_persistent=False))
         operators = tuple(
             Operator(self.names[first + at], self._times[first + at], tuple(uses[at]), tuple(frees[at]))
             for at in range(count)
         )
-        transfers = [Transfer("fetch", value, after) for value, after in found["fetches"]]
-        for value, after, written in found["evictions"]:
-            early = written is not None and value in found["write_backs"][written]
-            stays = (after - written) % count if early else 0
-            kind = "drop" if written is None else "write_back"
-            transfers.append(Transfer(kind, value, written if early else after, stays))
-        predicted_ms = found["predicted_ms"] / steps
-        return Schedule(
-            found["capacity"], operators, tuple(values), tuple(transfers), predicted_ms, first, steps
-        )
+        return Iteration(operators, tuple(values), first, found["steps"])
 
-    def _decided(self, budget: int, host_ms: float, rates: LinkRates, *, whole: bool) -> dict[str, Any]:
+    def decided(self, budget: int, host_ms: float, rates: LinkRates, *, whole: bool) -> dict[str, Any]:
+        """What the policy decides, as the extension has it (csrc/python/schedules.cpp).
+
+        Args:
+            whole: with all values, uses and transfers.
+        """
         bytes_a_ms = [each / 1e3 for each in (rates.into, rates.out, rates.in_place, rates.together)]
         figures = [*bytes_a_ms, rates.transfer_ms, rates.slowed]
         found = self._loop.schedule(self._times, budget, host_ms, figures, whole)
         if found is None:
             raise ValueError("the trace has no iteration that repeats; record four or more")
         return found
-
-
-def schedule_of(trace: Trace, budget: int, step_ms: float | None = None, rates: LinkRates = H200) -> Schedule:
-    """The schedule of a trace: see `TracedLoop`."""
-    return TracedLoop(trace, step_ms).schedule(budget, rates=rates)
 
 
 def traced(trace: Trace) -> list[tuple[Any, ...]]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from torch_uvm._tools.access_traces import Trace
-from torch_uvm._tools.schedules import EVERYTHING, TracedLoop
+from torch_uvm._tools.schedules import TracedLoop
 
 _FLOATING = "aten::_fused_"  # optimizers; their names have no other operator
 
@@ -22,7 +22,7 @@ _FLOATING = "aten::_fused_"  # optimizers; their names have no other operator
 class Use:
     """A use of a value at the operator ``at``; of a temporary, the first one is its creation.
 
-    ``floats``: by an operator that may run later, see `Iteration`. ``later``: by how many operators at most.
+    ``floats``: by an operator that may run later, in parts. ``later``: by how many operators at most.
     """
 
     at: int
@@ -52,8 +52,8 @@ class Value:
 
 
 @dataclass
-class Iteration:
-    """``durations_ms``: by operator, with all operands on the device. ``steps``: as of `Schedule`.
+class TimedIteration:
+    """``durations_ms``: by operator, with all operands on the device. ``steps``: as of `Iteration`.
 
     ``floats``: by operator, whether it may run later, in parts. That is a fused optimizer, whose updates can
     be deferred, each until its parameter is used.
@@ -65,14 +65,14 @@ class Iteration:
     steps: int
 
 
-def iteration_of(trace: Trace, step_ms: float | None = None) -> Iteration:
+def iteration_of(trace: Trace, step_ms: float | None = None) -> TimedIteration:
     """The iteration of a trace: see `TracedLoop`. It ends with the operator that the trace ends with.
 
     It is recognised by its operators, not by marked steps: optimizers that run in backward hooks mark many.
     """
-    whole = TracedLoop(trace, step_ms).schedule(EVERYTHING)
+    whole = TracedLoop(trace, step_ms).iteration()
     size = len(whole.operators)
-    begin = (len(trace.operators) - whole.first) % size  # in the schedule
+    begin = (len(trace.operators) - whole.first) % size  # in its order
     operators = whole.operators[begin:] + whole.operators[:begin]
     floats = [op.name.startswith(_FLOATING) for op in operators]
     values = [Value(it.bytes, it.is_persistent) for it in whole.values]
@@ -97,7 +97,7 @@ def iteration_of(trace: Trace, step_ms: float | None = None) -> Iteration:
             value = values[name]
             value.kept = max((at - value.uses[0].at) % size - value.lasts(size), 0)
     _limit_floating(updated, size)
-    return Iteration([op.ms for op in operators], floats, values, whole.steps)
+    return TimedIteration([op.ms for op in operators], floats, values, whole.steps)
 
 
 def _limit_floating(operands: dict[int, list[Value]], size: int) -> None:
@@ -133,7 +133,7 @@ class Segments:
     behind the last one belongs to the first segment, of the next round.
     """
 
-    def __init__(self, iteration: Iteration, intervals: int) -> None:
+    def __init__(self, iteration: TimedIteration, intervals: int) -> None:
         durations = np.array(iteration.durations_ms)
         ends = np.cumsum(durations)
         interval = np.minimum((ends - durations / 2) / ends[-1] * intervals, intervals - 1).astype(int)
@@ -150,7 +150,7 @@ class Segments:
         self.floating_ms = float(durations[floats].sum())
 
 
-def _live_bytes(iteration: Iteration) -> np.ndarray[Any, Any]:
+def _live_bytes(iteration: TimedIteration) -> np.ndarray[Any, Any]:
     """Bytes at each operator if nothing is evicted."""
     size = len(iteration.durations_ms)
     change = np.zeros(size + 1)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from torch_uvm._tools.access_traces import Trace
-from torch_uvm._tools.schedules import Schedule
+from torch_uvm._tools.schedules import Iteration
 
 _OPTIMIZERS = ("aten::_fused_", "aten::_foreach_")  #: updates of lists of tensors
 _SCALAR = 512  #: bytes of a block that has one number
@@ -46,11 +46,11 @@ class TraceMemory:
     largest: tuple[Largest, ...]
 
 
-def memory_of(trace: Trace, whole: Schedule) -> TraceMemory:
+def memory_of(trace: Trace, whole: Iteration) -> TraceMemory:
     """The memory of a trace's last iteration.
 
     Args:
-        whole: the trace's schedule within a budget that everything fits in.
+        whole: the trace's iteration.
     """
     makers = {use.value: op.name for op in whole.operators for use in op.uses if use.creates}
     alive = {number for number, it in enumerate(whole.values) if it.is_persistent}
@@ -82,7 +82,7 @@ def memory_of(trace: Trace, whole: Schedule) -> TraceMemory:
     )
 
 
-def host_share(trace: Trace, whole: Schedule, first: int) -> float:
+def host_share(trace: Trace, whole: Iteration, first: int) -> float:
     """The host's time to queue the iteration's operators, as a part of what the trace has timed.
 
     The longest time between two operators does not count: the host may wait for the device there.
@@ -97,7 +97,7 @@ def host_share(trace: Trace, whole: Schedule, first: int) -> float:
     return sum(gaps[:-1]) / timed if timed else 0.0
 
 
-def _recorded(trace: Trace, whole: Schedule) -> dict[int, int]:
+def _recorded(trace: Trace, whole: Iteration) -> dict[int, int]:
     """Bytes that the allocator had on the device, by operator of the iteration."""
     found: dict[int, int] = {}
     for it in trace.resident:
@@ -120,7 +120,7 @@ class _Optimizer:
         return self.parameters | self.state | self.gradients
 
 
-def _optimizer_of(whole: Schedule) -> _Optimizer:
+def _optimizer_of(whole: Iteration) -> _Optimizer:
     """By the names of updates of lists of tensors. If there are none, as with ``foreach=False``, by sizes.
 
     An update of one tensor writes a persistent value, and reads a temporary of its size. Operators on state
@@ -145,7 +145,7 @@ def _optimizer_of(whole: Schedule) -> _Optimizer:
     return _Optimizer(persistent & elsewhere, persistent - elsewhere, updated - persistent)
 
 
-def _largest_operator(trace: Trace, whole: Schedule) -> tuple[int, str]:
+def _largest_operator(trace: Trace, whole: Iteration) -> tuple[int, str]:
     most = (0, "")
     for number, op in enumerate(whole.operators):
         in_place_ok = trace.operators[whole.first + number].in_place_ok
@@ -155,7 +155,7 @@ def _largest_operator(trace: Trace, whole: Schedule) -> tuple[int, str]:
 
 
 def _largest(
-    whole: Schedule, at_peak: set[int], makers: dict[int, str], optimizer: _Optimizer
+    whole: Iteration, at_peak: set[int], makers: dict[int, str], optimizer: _Optimizer
 ) -> tuple[Largest, ...]:
     found: dict[str, list[int]] = {}
     for value in at_peak:
