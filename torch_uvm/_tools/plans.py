@@ -53,7 +53,6 @@ class Plan:
         peak_bytes: without a budget.
         least_bytes: the smallest budget that can hold the largest operator.
         points: from the largest budget to the smallest.
-        bound_note: why bounds are missing; "" if they are not.
     """
 
     card: Card
@@ -63,7 +62,6 @@ class Plan:
     least_bytes: int
     memory: TraceMemory
     points: tuple[Point, ...]
-    bound_note: str = ""
 
     @property
     def fits(self) -> bool:
@@ -174,7 +172,6 @@ def make_plan(
     loops: Sequence[Loop],
     budgets: Sequence[int] | None,
     bound: Callable[[Trace, int], float] | None = None,
-    bound_note: str = "",
     peak_bytes: int | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> Plan:
@@ -185,7 +182,6 @@ def make_plan(
         budgets: in bytes. None: `automatic_budgets`, and some more around the knee.
         bound: the lower bound of a step in ms; raises ValueError or RuntimeError if there is none. None: not
             known.
-        bound_note: why there is no bound.
         peak_bytes: None: the trace's.
         progress: called with the predictions done, and all of them.
     """
@@ -225,7 +221,6 @@ def make_plan(
         loop.least_bytes,
         loop.memory,
         tuple(sorted(points.values(), key=lambda it: -it.budget)),
-        bound_note,
     )
 
 

@@ -146,10 +146,10 @@ def _planned(
             )
     bound = _bound(loop)
     with Progress("planning") as planning:
-        note = "" if bound is not None else _NO_SCIPY
         peak_bytes = None if found is None else found.peak_bytes
-        plan = make_plan(loops, budgets, bound, note, peak_bytes, planning)
-    return record_of(plan, of, len(loops) > 1, found)
+        plan = make_plan(loops, budgets, bound, peak_bytes, planning)
+    note = "" if bound is not None else _NO_SCIPY
+    return record_of(plan, of, len(loops) > 1, found, note)
 
 
 def _from_script(

@@ -19,12 +19,15 @@ FAST = 1.2  #: multiple of the step in core
 _MOST_LINES = 8  # of tensors, and of stand-ins
 
 
-def record_of(plan: Plan, of: str, knows_deferred: bool, found: DryRun | None = None) -> dict[str, Any]:
+def record_of(
+    plan: Plan, of: str, knows_deferred: bool, found: DryRun | None = None, bound_note: str = ""
+) -> dict[str, Any]:
     """The plan as JSON has it; sizes in bytes, times in ms.
 
     Args:
         of: what is planned: a script, or a trace.
         found: what a dry run found.
+        bound_note: why there are no bounds.
     """
     is_estimate = found is not None and found.is_estimate
     lines = found.by_line if found else {}
@@ -43,7 +46,7 @@ def record_of(plan: Plan, of: str, knows_deferred: bool, found: DryRun | None = 
         "least_bytes": plan.least_bytes,
         "largest_operator": {"name": operator, "bytes": bytes_needed},
         "points": [asdict(it) for it in plan.points],
-        "bound_note": plan.bound_note,
+        "bound_note": bound_note,
         "knee_bytes": plan.knee.budget if plan.knee is not None else None,
         "at_peak": [asdict(it) for it in plan.memory.largest],
         "by_line": [{"what": it, "bytes": total[0], "storages": total[1]} for it, total in lines.items()],
