@@ -94,11 +94,10 @@ def estimate_memory(
         folder = Path(scratch)
 
         def run(progress: int, steps: int) -> None:
-            from torch_uvm._dry.child import run_here
             from torch_uvm._dry.run import Run
 
             _use_the_emulated_accelerator()
-            run_here(Run(folder, steps, [of], progress), lambda: _train(model_fn, sample_fn, optimizer_fn))
+            Run(folder, steps, [of], progress).run(lambda: _train(model_fn, sample_fn, optimizer_fn))
 
         for steps in STEPS:
             found = dry_fork(functools.partial(run, steps=steps), folder=folder)

@@ -35,7 +35,7 @@ _MATH, _FLASH = 0, 1  # of torch.nn.attention.SDPBackend
 _ALLOCATE = frozenset(
     {"aten::empty", "aten::empty_strided", "aten::resize_", "aten::set_", "aten::record_stream"}
 )
-#: Collectives: those of the group of `ranks.py` return at once.
+#: Collectives: those of the group of `left_out.py` return at once.
 _NOT_OURS = frozenset({"c10d", "_c10d_functional"})
 _COPIES = frozenset({"aten::_to_copy", "aten::copy_"})
 #: They say whether gradients are finite; in a dry run they always are.

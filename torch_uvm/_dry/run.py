@@ -7,8 +7,9 @@ import json
 import os
 import sys
 import time
+import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,17 +19,19 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch_uvm._allocators.statistics import max_memory_allocated, reset_peak_memory_stats
 from torch_uvm._dry.autocast import cast_as_on_cuda
 from torch_uvm._dry.cuda_names import answer_for_cuda
+from torch_uvm._dry.left_out import leave_out
 from torch_uvm._dry.mode import DryMode
-from torch_uvm._dry.ranks import run_alone
-from torch_uvm._dry.saves import leave_out_saves
+from torch_uvm._dry.results import NoResult
 from torch_uvm._dry.timeline import Timeline, durations_us
-from torch_uvm._dry.values import StandIns
 from torch_uvm._tools.cards import Card
 from torch_uvm._tools.dry_runs import trace_name
 from torch_uvm._tools.recording import AccessRecording, record_accesses
+from torch_uvm._util.frames import without_our_frames
 from torch_uvm.report import allocation_sites
 
 _MOST_SITES = 64
+_LONGEST = 200  # characters of an exception
+_GPU_WORDS = ("CUDA", "cuda", "NVTX", "NVIDIA", "cuDNN", "nvml", "NVML", "NCCL")
 
 
 class Run:
@@ -60,15 +63,23 @@ class Run:
         self._ends = [0]  # of the steps, in kernels
         self.mode.timeline.progress = self._tell
 
-    def begin(self) -> None:
+    def run(self, program: Callable[[], object]) -> NoReturn:
+        """Runs a program, and leaves the process. What ends the run is in error.json."""
+        self._begin()
+        try:
+            program()
+        except BaseException as error:
+            if not isinstance(error, SystemExit) or error.code not in (None, 0):
+                _tell(error, self.folder)
+        self.finish(ended=True)
+
+    def _begin(self) -> None:
         """From here on the thread's operators do not compute."""
-        leave_out_saves(self.mode.stand_ins)
+        leave_out(self.mode.stand_ins)
         answer_for_cuda(self._cards[0])
-        run_alone(self.mode.stand_ins)
         allocation_sites.start()
         register_optimizer_step_post_hook(self._stepped)
         self._kernels = as_on_cuda()
-        _leave_out_compiler(self.mode.stand_ins)
         _note_waits(self.mode.timeline)
         self.mode.__enter__()  # type: ignore[no-untyped-call]
 
@@ -167,14 +178,6 @@ def as_on_cuda() -> torch.library.Library:
     return kernels
 
 
-def _leave_out_compiler(stand_ins: StandIns) -> None:
-    def compile(model: Any = None, *args: Any, **kwargs: Any) -> Any:
-        stand_ins.note("torch.compile", "eager")
-        return model if model is not None else lambda it: it
-
-    torch.compile = compile
-
-
 def _note_waits(timeline: Timeline) -> None:
     synchronize = torch.accelerator.synchronize
 
@@ -191,3 +194,35 @@ def _devices() -> list[torch.device]:
 
 def _peak() -> int:
     return max(map(max_memory_allocated, _devices()))
+
+
+def _tell(error: BaseException, folder: Path) -> None:
+    shown = without_our_frames(error.__traceback__)
+    traceback.print_exception(type(error), error, shown)
+    if isinstance(error, NoResult):
+        message = str(error)
+    elif isinstance(error, SystemExit):
+        message = f"the script exited with status {error.code}, before the steps that a plan needs"
+    else:
+        message = _of_exception(error, traceback.extract_tb(shown))
+    (folder / "error.json").write_text(json.dumps(message))
+
+
+def _of_exception(error: BaseException, frames: Sequence[traceback.FrameSummary]) -> str:
+    """What a script has raised, where, and what to do about it."""
+    said = "".join(traceback.format_exception_only(error)).strip().partition("\n")[0]
+    if len(said) > _LONGEST:
+        said = said[:_LONGEST].rstrip() + "..."
+    own = [it for it in frames if "site-packages" not in it.filename and not it.filename.startswith("<")]
+    place = f" at {Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
+    if any(word in said for word in _GPU_WORDS):
+        todo = (
+            "This needs a real GPU, and a dry run has none. Leave it out for the plan, or record a trace on "
+            "a GPU and plan it with --from (docs/annex.md)"
+        )
+    else:
+        todo = (
+            "Run the script without plan: if it raises there too, correct it first; if not, "
+            "docs/plan.md says what a dry run cannot give it"
+        )
+    return f"the script raised {said.rstrip('.')}{place}. {todo}"

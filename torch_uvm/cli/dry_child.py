@@ -6,7 +6,6 @@ import json
 import sys
 from pathlib import Path
 
-from torch_uvm._dry.child import run_here
 from torch_uvm._dry.run import Run
 from torch_uvm._tools.cards import Card
 from torch_uvm.cli.run import _run_module, _run_script
@@ -26,7 +25,7 @@ def main(text: str) -> None:
             sys.argv = argv
             _run_script(argv[0])
 
-    run_here(Run(Path(request["folder"]), request["steps"], cards, request["progress"]), program)
+    Run(Path(request["folder"]), request["steps"], cards, request["progress"]).run(program)
 
 
 if __name__ == "__main__":

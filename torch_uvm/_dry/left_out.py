@@ -1,0 +1,114 @@
+"""What scripts call and a dry run leaves out: files of tensors, exchange between ranks, compilation.
+
+A dry run has none of the values that would be written, and each rank runs by itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import distributed
+
+from torch_uvm._dry.values import StandIns
+from torch_uvm._patches.import_hooks import when_imported
+
+#: By module, functions and methods that write tensors. Trainers also delete older checkpoints.
+_WRITERS = {
+    "torch": ("save",),
+    "torch.jit": ("save",),
+    "torch.distributed.checkpoint": ("save", "async_save"),
+    "safetensors.torch": ("save_file", "save_model"),
+    "transformers.modeling_utils": ("PreTrainedModel.save_pretrained",),
+    "transformers.trainer": ("Trainer._save_checkpoint", "Trainer.save_model"),
+    "accelerate.accelerator": ("Accelerator.save_state", "Accelerator.save_model"),
+    "lightning.pytorch.trainer.trainer": ("Trainer.save_checkpoint",),
+    "pytorch_lightning.trainer.trainer": ("Trainer.save_checkpoint",),
+    "numpy": ("save", "savez", "savez_compressed"),
+}
+
+
+def leave_out(stand_ins: StandIns) -> None:
+    """Replaces the functions, for the rest of the process."""
+    _leave_out_saves(stand_ins)
+    _run_alone(stand_ins)
+    _leave_out_compiler(stand_ins)
+
+
+def _leave_out_saves(stand_ins: StandIns) -> None:
+    """Replaces the functions that write tensors into files, also in modules that are imported later."""
+    for name in _WRITERS:
+        when_imported(name, lambda module: _replace(module, stand_ins))
+
+
+def _replace(module: ModuleType, stand_ins: StandIns) -> None:
+    for path in _WRITERS[module.__name__]:
+        outer, _, name = path.rpartition(".")
+        owner: Any = getattr(module, outer, None) if outer else module
+        if callable(getattr(owner, name, None)):
+            setattr(owner, name, _left_out(f"{module.__name__}.{path}", stand_ins))
+
+
+def _left_out(name: str, stand_ins: StandIns) -> Callable[..., None]:
+    def save(*args: Any, **kwargs: Any) -> None:
+        stand_ins.note(name, "nothing is written")
+
+    return save
+
+
+def _run_alone(stand_ins: StandIns) -> None:
+    """Replaces the making of process groups: none connects to other ranks, and collectives end at once."""
+    if not distributed.is_available():
+        return
+    plain = distributed.init_process_group
+
+    def init_process_group(
+        backend: Any = None,
+        init_method: Any = None,
+        timeout: Any = None,
+        world_size: int = -1,
+        rank: int = -1,
+        store: Any = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        size = world_size if world_size > 0 else int(os.environ.get("WORLD_SIZE", "1"))
+        mine = rank if rank >= 0 else int(os.environ.get("RANK", "0"))
+        stand_ins.note("process group", f"collectives of {size} ranks exchange nothing")
+        plain("fake", world_size=size, rank=mine, store=FakeStore())
+
+    distributed.init_process_group = init_process_group
+    # DistributedDataParallel compares the ranks' parameters by collectives, and reads their results.
+    parallel: Any = torch.nn.parallel.distributed
+    parallel._verify_param_shape_across_processes = lambda *it, **_: None
+    plain_init = parallel.DistributedDataParallel.__init__
+    plain_hook = parallel.DistributedDataParallel.register_comm_hook
+
+    @functools.wraps(plain_init)
+    def initialise(self: Any, *args: Any, **kwargs: Any) -> None:
+        plain_init(self, *args, **kwargs)
+        plain_hook(self, None, _reduced)
+
+    parallel.DistributedDataParallel.__init__ = initialise
+    parallel.DistributedDataParallel.register_comm_hook = lambda *it, **_: None
+
+
+def _reduced(state, bucket):  # type: ignore[no-untyped-def]
+    """What the ranks' sum of gradients would be written to. DDP refuses annotations that are strings."""
+    done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    done.set_result(bucket.buffer())
+    return done
+
+
+def _leave_out_compiler(stand_ins: StandIns) -> None:
+    def compile(model: Any = None, *args: Any, **kwargs: Any) -> Any:
+        stand_ins.note("torch.compile", "eager")
+        return model if model is not None else lambda it: it
+
+    torch.compile = compile
