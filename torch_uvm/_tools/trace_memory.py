@@ -67,18 +67,17 @@ def memory_of(trace: Trace, whole: Iteration) -> TraceMemory:
             alive.difference_update(op.frees)
     recorded = _recorded(trace, whole)
     added = max(0, recorded[peak] - levels[peak]) if peak in recorded else 0
-    optimizer = _optimizer_of(whole)
-    updated = optimizer.values
+    roles = _roles(whole)
     operands = {use.value for use in whole.operators[peak].uses}
-    made = {it for it in at_peak if not whole.values[it].is_persistent and it not in updated}
+    made = {it for it in at_peak if not whole.values[it].is_persistent and it not in roles}
     return TraceMemory(
         max([levels[peak] + added, *recorded.values()]),
         added,
         _largest_operator(trace, whole),
         sum(whole.values[it].bytes for it in made - operands),
         sum(whole.values[it].bytes for it in made),
-        sum(whole.values[it].bytes for it in updated if whole.values[it].is_persistent),
-        _largest(whole, at_peak, makers, optimizer),
+        sum(whole.values[it].bytes for it in roles if whole.values[it].is_persistent),
+        _largest(whole, at_peak, makers, roles),
     )
 
 
@@ -107,21 +106,11 @@ def _recorded(trace: Trace, whole: Iteration) -> dict[int, int]:
     return found
 
 
-@dataclass(frozen=True)
-class _Optimizer:
-    """Values that the optimizer uses: parameters, which others use too; its state; gradients."""
+def _roles(whole: Iteration) -> dict[int, str]:
+    """By value that the optimizer uses: parameters, which others use too; its state; gradients.
 
-    parameters: set[int]
-    state: set[int]
-    gradients: set[int]
-
-    @property
-    def values(self) -> set[int]:
-        return self.parameters | self.state | self.gradients
-
-
-def _optimizer_of(whole: Iteration) -> _Optimizer:
-    """By the names of updates of lists of tensors. If there are none, as with ``foreach=False``, by sizes.
+    It is known by the names of updates of lists of tensors. If there are none, as with ``foreach=False``, by
+    sizes.
 
     An update of one tensor writes a persistent value, and reads a temporary of its size. Operators on state
     use nothing of another size, except for scalars.
@@ -141,8 +130,11 @@ def _optimizer_of(whole: Iteration) -> _Optimizer:
         used = {use.value for use in op.uses}
         if not op.name.startswith(_OPTIMIZERS) if lists else len({sizes[value] for value in used} - {0}) > 1:
             elsewhere |= used
-    persistent = {it for it in updated if whole.values[it].is_persistent}
-    return _Optimizer(persistent & elsewhere, persistent - elsewhere, updated - persistent)
+    roles = dict.fromkeys(updated, "gradients")
+    for it in updated:
+        if whole.values[it].is_persistent:
+            roles[it] = "parameters" if it in elsewhere else "optimizer state"
+    return roles
 
 
 def _largest_operator(trace: Trace, whole: Iteration) -> tuple[int, str]:
@@ -155,20 +147,13 @@ def _largest_operator(trace: Trace, whole: Iteration) -> tuple[int, str]:
 
 
 def _largest(
-    whole: Iteration, at_peak: set[int], makers: dict[int, str], optimizer: _Optimizer
+    whole: Iteration, at_peak: set[int], makers: dict[int, str], roles: dict[int, str]
 ) -> tuple[Largest, ...]:
     found: dict[str, list[int]] = {}
     for value in at_peak:
-        if value in optimizer.gradients:
-            what = "gradients"
-        elif value in optimizer.parameters:
-            what = "parameters"
-        elif value in optimizer.state:
-            what = "optimizer state"
-        elif whole.values[value].is_persistent:
+        what = f"made by {makers.get(value, 'no operator')}"
+        if whole.values[value].is_persistent:
             what = "frozen parameters, inputs, buffers"
-        else:
-            what = f"made by {makers.get(value, 'no operator')}"
-        found.setdefault(what, []).append(whole.values[value].bytes)
+        found.setdefault(roles.get(value, what), []).append(whole.values[value].bytes)
     rows = [Largest(what, sum(sizes), len(sizes)) for what, sizes in found.items()]
     return tuple(sorted(rows, key=lambda it: -it.bytes))
