@@ -139,11 +139,7 @@ def _at_room(record: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 def smallest(records: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
     """The plan of the card with the least memory on which a step takes at most `FAST` times that in core."""
-    fast = []
-    for record in records:
-        point = _at_room(record)
-        if point is not None and point["step_ms"] <= FAST * record["in_core_ms"]:
-            fast.append(record)
+    fast = [it for it in records if (at := _at_room(it)) and at["step_ms"] <= FAST * it["in_core_ms"]]
     return min(fast, key=lambda it: int(it["card_bytes"]), default=None)
 
 
