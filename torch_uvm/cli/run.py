@@ -11,6 +11,7 @@ import argparse
 import atexit
 import builtins
 import importlib.machinery
+import json
 import os
 import pkgutil
 import runpy
@@ -18,7 +19,10 @@ import sys
 import types
 import warnings
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
+
+import torch
 
 import torch_uvm
 from torch_uvm import _C, report
@@ -26,7 +30,6 @@ from torch_uvm._residency.budget import warn_of_few_bytes
 from torch_uvm._util.files import of_rank, output_argument
 from torch_uvm._util.frames import without_our_frames
 from torch_uvm.cli.script_words import split
-from torch_uvm.cli.stats import write_stats
 
 #: If not, `python -m` put the current directory first in sys.path, where the program's is to be.
 _IS_SAFE_PATH = getattr(sys.flags, "safe_path", False) or sys.flags.isolated
@@ -163,6 +166,42 @@ def _hide_our_frames(error: BaseException) -> None:
     sys.excepthook = shortened
 
 
+def _write_stats(path: Path) -> None:
+    """Writes `memory_stats()` and `stats()`, and on the emulated accelerator its counters and timelines.
+
+    Bytes, and modelled microseconds. A point of a timeline is one of `emulated.timeline`.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    emulated = _C.backend() == "emulated"
+    found = {
+        "backend": _C.backend(),
+        "limit": _C.get_limit(),
+        "managed_bytes": _C.managed_bytes(),
+        "peak_managed_bytes": _C.peak_managed_bytes(),
+        "memory": _C.memory_stats(None),
+        "residency": _C.residency_stats(),
+        "emulated": _emulated() if emulated else None,
+    }
+    path.write_text(json.dumps(found) + "\n")
+
+
+def _emulated() -> dict[str, Any]:
+    devices = [
+        {
+            "index": index,
+            "memory": _C.device_properties(index)["total_memory"],
+            "counters": _C.emu_counters(index),
+            "resident_bytes": _C.emu_resident_bytes(index),
+            "peak_resident_bytes": _C.emu_peak_resident_bytes(index),
+            "timeline": _C.emu_timeline(index),
+        }
+        for index in range(torch.accelerator.device_count())
+    ]
+    return {"time_us": _C.emu_time_us(), "counters": _C.emu_counters(None), "devices": devices}
+
+
 def main(argv: Sequence[str]) -> int:
     """Turns the switch on and becomes the program; its exceptions, SystemExit included, pass through."""
     parser = _parser()
@@ -173,7 +212,7 @@ def main(argv: Sequence[str]) -> int:
     _turn_on(parser, arguments)
     if arguments.stats is not None:
         # Not `finally`: the program's threads may outlive its main module; they are joined before this.
-        atexit.register(write_stats, of_rank(arguments.stats))
+        atexit.register(_write_stats, of_rank(arguments.stats))
     name = arguments.module or rest[0]
     if arguments.report is not None:
         report.start(arguments.report, name)
