@@ -150,7 +150,9 @@ def storage_used(model: Any, optimizer: Optimizer) -> Any:
     first(model).data.untyped_storage().fill_(63)  # type: ignore[attr-defined]
     assert _C.pending_updates() == max(pending - 1, 0)
     moment = optimizer.state[model[2].weight]["exp_avg"].untyped_storage()
-    return [torch.tensor(moment[7]), *copy.deepcopy(model.state_dict()).values()]
+    typed = model[4].weight.data._typed_storage()
+    found = [torch.tensor(moment[7]), torch.empty(0, device="emu").set_(typed)]
+    return [*found, *copy.deepcopy(model.state_dict()).values()]
 
 
 @look

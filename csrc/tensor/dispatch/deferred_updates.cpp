@@ -261,6 +261,9 @@ void run_deferred_updates_before(c10::ArrayRef<c10::IValue> inputs,
       Table& table = Table::get();
       const std::lock_guard lock(table.mutex);
       for (std::size_t index = 0; index < inputs.size(); ++index) {
+        if (inputs[index].isStorage()) { // of `set_`, which reads its address
+          collect(table, inputs[index].toStorage().unsafeGetStorageImpl(), writes(index), found);
+        }
         for_each_whole_tensor(inputs[index],
                               [&](const at::Tensor& tensor) { collect(table, tensor, writes(index), found); });
       }
