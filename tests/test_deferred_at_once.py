@@ -104,6 +104,22 @@ class TestNotDeferred:
             optimizer.step()
             assert _C.pending_updates() == 0
 
+    def test_profile_with_stacks(self) -> None:
+        """It reads addresses of parameters and moments, as each call of a module or a step begins."""
+
+        def program() -> tuple[Optimizer, list[torch.Tensor]]:
+            model, optimizer = stepped()
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], with_stack=True):
+                for _ in range(2):
+                    assert _C.pending_updates() == 0
+                    backward(model)
+                    optimizer.step()
+            backward(model)
+            optimizer.step()
+            return optimizer, everything(model, optimizer)
+
+        self.check(program, pending=4)
+
     def test_differentiable(self) -> None:
         def program() -> tuple[Optimizer, list[torch.Tensor]]:
             leaf = torch.randn(512, 512).to("emu").requires_grad_()

@@ -49,6 +49,7 @@ _lock = threading.Lock()
 _watching = False
 _on = False
 _trial: Trial | None = None  # of "auto"
+_stacks = False  # whether the profile that began last has them
 
 
 class _Step(threading.local):
@@ -297,7 +298,23 @@ def _choose_kernels(arguments: dict[str, Any]) -> None:
             arguments["fused"] = False
 
 
+def _profiling(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps the start of a profile. One with stacks reads addresses of modules' and optimizers' tensors."""
+
+    @functools.wraps(plain)
+    def start(self: Any) -> None:
+        global _stacks
+        _stacks = self.with_stack
+        if _stacks:
+            _C.flush_all_pending()
+        plain(self)
+
+    return start
+
+
 def _defers() -> bool:
+    if _stacks and torch.autograd.profiler._is_profiler_enabled:
+        return False
     trial = _trial
     return _on if trial is None else trial.defers and not is_in_backward()
 
@@ -319,5 +336,6 @@ def _watch() -> None:
         for name in _FUNCTIONS:
             module = importlib.import_module(f"torch.optim.{name}")
             replace_once(module, name, _deferring)
+        replace_once(torch.autograd.profiler.profile, "_start_trace", _profiling)
         register_optimizer_step_pre_hook(_before_step)
         _watching = True
