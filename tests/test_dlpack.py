@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from _dlpack import flags_and_tensor, name_of
+from _dlpack import READ_ONLY, flags_and_tensor, name_of
 from _dlpack_tensors import address, labels, managed
 from _spawn import Spawn
 from torch.utils.dlpack import DLDeviceType
@@ -124,6 +124,17 @@ class TestExport:
         assert address(array) != x.data_ptr() and array.tolist() == x.tolist()
         assert x.__dlpack__(dl_device=(MANAGED, 0), copy=False) is not None
         assert x.__dlpack__(dl_device=(CPU, 0), copy=False) is not None
+
+    @pytest.mark.skipif(torch.__version__ < "2.14", reason="this torch does not export as read-only")
+    def test_read_only_where_it_is_asked_for(self) -> None:
+        x, read_only = managed(2, 3), {"max_version": (1, 0), "read_only": True}
+        for source in (x, torch_uvm.to(x, "cpu")):
+            flags, tensor = flags_and_tensor(source.__dlpack__(dl_device=(CPU, 0), **read_only))
+            assert (flags, tensor.data) == (READ_ONLY, x.data_ptr())
+            array = np.from_dlpack(torch.utils.dlpack.ReadOnlyTensorWrapper(source), device="cpu")
+            assert address(array) == x.data_ptr() and not array.flags.writeable
+        with pytest.raises(BufferError, match="read-only"):
+            x.__dlpack__(dl_device=(MANAGED, 0), **read_only)
 
     def test_the_capsule_keeps_the_bytes(self) -> None:
         before = torch_uvm.memory.memory_allocated()

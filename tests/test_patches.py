@@ -101,7 +101,8 @@ def here(when):
     from torch_uvm import _C
     backend = _C.backend()
     named = ("CUDA" not in when or backend == "cuda") and ("emu" not in when or backend == "emulated")
-    return named and ("torch 2.13 and later" not in when or torch.__version__ >= "2.13")
+    since = when.partition(", torch ")[2].removesuffix(" and later")
+    return named and (not since or torch.__version__ >= since)
 
 def expect(*begins, then):
     global before

@@ -64,18 +64,24 @@ def _exporting_managed(plain: Callable[..., Any]) -> Any:
         max_version: tuple[int, int] | None = None,
         dl_device: tuple[Any, int] | None = None,
         copy: bool | None = None,
+        read_only: bool = False,
     ) -> Any:
+        asks: dict[str, Any] = {"max_version": max_version}
+        if read_only:
+            asks["read_only"] = True  # PyTorch has it since 2.14
         asked = None if dl_device is None or has_torch_function_unary(self) else _asked_type(dl_device)
         if dl_device is None or asked not in (_CPU, _MANAGED) or not _C.is_managed(self):
             given = self if copy else pointer_escapes.exported(self)
-            return plain(given, stream=stream, max_version=max_version, dl_device=dl_device, copy=copy)
+            return plain(given, stream=stream, dl_device=dl_device, copy=copy, **asks)
         if asked == _CPU and (self.device.type == "cpu" or copy):
-            return plain(self, stream=stream, max_version=max_version, dl_device=dl_device, copy=copy)
+            return plain(self, stream=stream, dl_device=dl_device, copy=copy, **asks)
         _check_export(self, stream, dl_device[1], copy, max_version)
         if asked == _CPU:
             # A consumer on the CPU cannot wait for a stream, so the move waits.
             here = torch.ops.torch_uvm.move(self.detach(), torch.device("cpu"), False)
-            return plain(here, max_version=max_version)
+            return plain(here, **asks)
+        if read_only:
+            raise BufferError("Can't export managed memory as read-only; dl_device=(kDLCPU, 0) can be")
         return _export_managed(self, stream, max_version, dl_device[1], copy)
 
     return export

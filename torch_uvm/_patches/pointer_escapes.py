@@ -113,10 +113,10 @@ def _pin_while(lives: torch.Tensor, x: torch.Tensor) -> None:
 
 def exported(x: torch.Tensor) -> torch.Tensor:
     """The tensor to export in place of `x`: if need be an alias that pins the bytes of `x` while it lives."""
-    if x.device.type == "cpu" or not _C.is_managed(x):
-        return x  # the engine does not move it
-    if x.requires_grad or has_torch_function_unary(x):
-        return x  # PyTorch refuses to export it; or its class calls the export again
+    if has_torch_function_unary(x):
+        return x  # its class calls the export again
+    if x.device.type == "cpu" or not _C.is_managed(x) or x.requires_grad:
+        return x  # the engine does not move it; or PyTorch refuses to export it
     alias = x.detach()
     _pin_while(alias, x)
     return alias
@@ -165,9 +165,10 @@ def pin_exports() -> None:
     replace_once(torch.Tensor, "__cuda_array_interface__", _array_interface)
     replace_once(torch, "to_dlpack", _exporting)
     # It exports in C, where no patch runs. A consumer that does not find it calls __dlpack__.
-    tensor: Any = torch.Tensor
-    if "__dlpack_c_exchange_api__" in vars(tensor):
-        del tensor.__dlpack_c_exchange_api__
+    owner: Any
+    for owner in (torch.Tensor, getattr(torch.utils.dlpack, "ReadOnlyTensorWrapper", torch.Tensor)):
+        if "__dlpack_c_exchange_api__" in vars(owner):
+            del owner.__dlpack_c_exchange_api__
 
 
 def watch() -> None:
