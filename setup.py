@@ -18,6 +18,7 @@ build one under AddressSanitizer and ThreadSanitizer; Python has to be started a
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -225,9 +226,19 @@ class Flavour(Command):
         print(flavour())
 
 
+def readme() -> str:
+    """README.md for an index of packages, which has none of the files that it links to."""
+    return re.sub(r"\[([^]]+)\]\((?!https?:)[^)]*\)", r"\1", (ROOT / "README.md").read_text())
+
+
 if torch_version() < OLDEST_TORCH:
     oldest = ".".join(map(str, OLDEST_TORCH))
     sys.exit(f"torch_uvm needs torch {oldest} or newer; this is torch {torch.__version__}")
 os.environ.setdefault("MAX_JOBS", str(len(os.sched_getaffinity(0))))
 
-setup(ext_modules=[extension()], cmdclass={"build_ext": BuildExt, "flavour": Flavour})
+setup(
+    long_description=readme(),
+    long_description_content_type="text/markdown",
+    ext_modules=[extension()],
+    cmdclass={"build_ext": BuildExt, "flavour": Flavour},
+)

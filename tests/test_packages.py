@@ -15,6 +15,7 @@ import subprocess
 import sys
 import sysconfig
 import venv
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -113,6 +114,14 @@ def sources_with(variables: dict[str, str]) -> set[str]:
         command, cwd=ROOT, env=environment | variables, capture_output=True, text=True, check=True
     )
     return set(done.stdout.split())
+
+
+def test_the_description_has_no_link_that_is_dead_on_an_index(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (it for it in archive.namelist() if it.endswith(".dist-info/METADATA"))
+        text = archive.read(name).decode()
+    assert "Description-Content-Type: text/markdown" in text and "## Install" in text
+    assert re.findall(r"\]\((?!https?:)", text) == []
 
 
 def test_test_doubles_are_compiled_in_on_request_alone(wheel: Path) -> None:
