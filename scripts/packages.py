@@ -90,7 +90,9 @@ def files_below(folder: Path) -> set[Path]:
 def unpack(sdist: Path, to: Path) -> Path:
     """Unpacks an sdist. Returns the folder of its files."""
     with tarfile.open(sdist) as archive:
-        archive.extractall(to, filter="data")
+        if hasattr(tarfile, "data_filter"):  # Python 3.11.4 and later
+            archive.extraction_filter = tarfile.data_filter
+        archive.extractall(to)
     (made,) = to.iterdir()
     return made
 
