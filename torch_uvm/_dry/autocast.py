@@ -34,16 +34,18 @@ def _cast(name: str) -> Callable[..., Any]:
     packet, _, overload = name.partition(".")
     op = getattr(getattr(torch.ops.aten, packet), overload or "default")
     names = [it.name for it in op._schema.arguments]
+    to_lower, to_widest = packet in _LOWER, packet in _WIDEST
+    has_dtype = "dtype" in names and not to_lower
 
     def call(*args: Any, **kwargs: Any) -> Any:
         with torch._C._DisableAutocast():
-            if "dtype" in names and packet not in _LOWER:
+            if has_dtype:
                 given = dict(zip(names, args, strict=False)) | kwargs
                 if given.get("dtype") is None and _is_cast(given[names[0]]):
                     given["dtype"] = torch.float32
                 return op(**given)
-            to = torch.get_autocast_dtype("emu") if packet in _LOWER | _WIDEST else torch.float32
-            if packet in _WIDEST:
+            to = torch.get_autocast_dtype("emu") if to_lower or to_widest else torch.float32
+            if to_widest:
                 found: set[torch.dtype] = set()
                 tree_map_only(Tensor, lambda it: found.add(it.dtype), (args, kwargs))
                 to = torch.float32 if torch.float32 in found else to

@@ -19,6 +19,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -273,5 +274,26 @@ struct CachingManagedAllocator::State {
   ForkCopies fork_copies; ///< empty except during a fork
   std::size_t available_to_child = 0; ///< upper bound of the copies' bytes
 };
+
+/// Takes the cheapest of the ranges, a heap by `cost`, of those that cost at most `most`. A range's cost is a lower
+/// bound until `price` is asked, which reads what the owner of each block knows: more work than the search itself.
+template <typename Range, typename Price>
+std::optional<Range> take_cheapest(std::vector<Range>& ranges, double most, const Price& price) {
+  while (!ranges.empty() && ranges.front().cost <= most) {
+    std::ranges::pop_heap(ranges, std::greater{}, &Range::cost);
+    Range range = ranges.back();
+    ranges.pop_back();
+    if (range.priced) {
+      return range;
+    }
+    range.cost = price(range);
+    range.priced = true;
+    if (range.cost < kNever) {
+      ranges.push_back(range);
+      std::ranges::push_heap(ranges, std::greater{}, &Range::cost);
+    }
+  }
+  return std::nullopt;
+}
 
 } // namespace torch_uvm

@@ -224,27 +224,16 @@ std::vector<CachingManagedAllocator::Move> CachingManagedAllocator::reserve_move
       add_windows(segment, needed, place, windows);
     }
   }
-  // The owners are asked for few windows: to read what they know of each block costs more than the search.
   std::ranges::make_heap(windows, std::greater{}, &MoveWindow::cost);
   State::Places places(state, device, stream);
-  for (std::size_t tried = 0; tried < kMaxTried && !windows.empty();) {
-    std::ranges::pop_heap(windows, std::greater{}, &MoveWindow::cost);
-    MoveWindow& window = windows.back();
-    if (!window.priced) {
-      window.cost = price_of(window, cost);
-      window.priced = true;
-      if (window.cost < kNever) {
-        std::ranges::push_heap(windows, std::greater{}, &MoveWindow::cost);
-      } else {
-        windows.pop_back();
-      }
-      continue;
+  for (std::size_t tried = 0; tried < kMaxTried; ++tried) {
+    const auto window = take_cheapest(windows, kNever, [&](const MoveWindow& each) { return price_of(each, cost); });
+    if (!window) {
+      break;
     }
-    if (places.find(window, needed, claim, lock)) {
+    if (places.find(*window, needed, claim, lock)) {
       return places.take();
     }
-    windows.pop_back();
-    ++tried;
   }
   return {};
 }

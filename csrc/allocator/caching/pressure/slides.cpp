@@ -183,35 +183,22 @@ std::optional<CachingManagedAllocator::Slides> CachingManagedAllocator::find_sli
       add_ranges(segment, needed, leaving, ranges);
     }
   }
-  // The owners are asked for few ranges, as in reserve_moves.
   std::ranges::make_heap(ranges, std::greater{}, &Range::cost);
   std::optional<Slides> best;
-  for (std::size_t tried = 0; tried < kMaxRanges && !ranges.empty();) {
-    std::ranges::pop_heap(ranges, std::greater{}, &Range::cost);
-    Range& range = ranges.back();
-    if (range.cost > most || (best && range.cost >= best->cost)) {
-      break; // and the others cost no less
+  for (std::size_t tried = 0; tried < kMaxRanges; ++tried) {
+    const auto range = take_cheapest(ranges, best ? best->cost : most,
+                                     [&](const Range& each) { return price_of(each, slides, leaving); });
+    if (!range) {
+      break;
     }
-    if (!range.priced) {
-      range.cost = price_of(range, slides, leaving);
-      range.priced = true;
-      if (range.cost < kNever) {
-        std::ranges::push_heap(ranges, std::greater{}, &Range::cost);
-      } else {
-        ranges.pop_back();
-      }
-      continue;
-    }
-    Plan plan = plan_of(range, leaving);
+    Plan plan = plan_of(*range, leaving);
     if (plan.steps.empty() && plan.leaving.empty()) {
       return std::nullopt; // free neighbours hold the request already
     }
-    const double whole = range.cost + kCopy * static_cast<double>(plan.copies);
+    const double whole = range->cost + kCopy * static_cast<double>(plan.copies);
     if (plan.copies <= kMaxCopies && whole <= most && (!best || whole < best->cost)) {
       best = Slides{std::move(plan.leaving), std::move(plan.steps), whole};
     }
-    ranges.pop_back();
-    ++tried;
   }
   return best;
 }
