@@ -78,9 +78,10 @@ SHARDS = 20 * MIB  # shards, their gradients and moments are 27 MiB
 
 
 def fsdp(rank: Rank) -> None:
-    with rank.budget(SHARDS):
+    with rank.budget(SHARDS) as figures:
         found = fully_sharded(rank.rank, rank.device)
     assert_equal(found, plain(fully_sharded, rank))
+    assert figures["over_budget"] == 0  # a gathered gradient moves as soon as its collective is done
 
 
 def fsdp_options(rank: Rank) -> None:

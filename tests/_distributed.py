@@ -96,15 +96,17 @@ def under_way(rank: Rank) -> None:
         x, y = filled(rank.rank + 1.0, rank), filled(rank.rank + 1.0, rank)
         halves = filled(rank.rank + 1.0, rank)
         half = halves[: MIB // 8]
-        if rank.rank == 1:
+        if rank.rank == 1 and rank.device.type == "cuda":
+            torch.cuda._sleep(int(4e9))  # some seconds; the other rank's kernels wait meanwhile
+        elif rank.rank == 1:
             store.wait(["rank 0 has made others take all memory"])
         works = [dist.all_reduce(each, async_op=True) for each in (x, y, half)]
         if rank.rank == 0:
             del y
             halves[MIB // 8 :].add_(1)  # an operator may use the rest meanwhile
             push_out(rank)
-            assert torch_uvm.emulated.residency(x) == {rank.device: x.nbytes}
-            assert torch_uvm.emulated.residency(halves) == {rank.device: halves.nbytes}
+            for each in (x, halves):
+                assert torch_uvm.residency(each) == {rank.device: each.nbytes}
             assert not any(work is None or work.is_completed() for work in works)
             store.set("rank 0 has made others take all memory", "")
         for work in works:
@@ -113,6 +115,8 @@ def under_way(rank: Rank) -> None:
         assert x.mean().item() == 3.0 and half.mean().item() == 3.0
         if rank.rank == 1:
             assert y.mean().item() == 3.0
+        push_out(rank)
+        assert torch_uvm.residency(halves) == {torch.device("cpu"): halves.nbytes}  # it may move again
 
 
 def larger_than_the_budget(rank: Rank) -> None:

@@ -7,8 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from _cuda import MIB, copy
+from _cuda import MIB, busy, copy
 from _cuda_budget import churn
+from torch import distributed as dist
+from torch._C._distributed_c10d import HashStore
 
 import torch_uvm
 
@@ -54,6 +56,30 @@ class TestAddresses:
             copy(target.data_ptr(), source.data_ptr(), source.nbytes)
             churn(pressure)
             assert torch.equal(target, torch.arange(float(MIB), device="cuda") + turn)
+
+    def test_a_collective_of_a_part(self, pressure: list[torch.Tensor]) -> None:
+        """The storage stays until NCCL is done with one part of it, although an operator has used another."""
+        dist.init_process_group("nccl", store=HashStore(), rank=0, world_size=1)
+        try:
+            table = torch.ones(MIB, device="cuda")
+            churn(pressure)
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                dist.all_reduce(torch.ones(1, device="cuda"))  # makes the communicator, which takes long
+                busy(500)
+                work = dist.all_reduce(table[: MIB // 2], async_op=True)
+            table[MIB // 2 :].add_(1)
+            churn(pressure)
+            assert work is not None and not work.is_completed()
+            assert torch_uvm.residency(table) == {table.device: table.nbytes}
+            work.wait()
+            torch.cuda.synchronize()
+            churn(pressure)
+            assert torch_uvm.residency(table) == {torch.device("cpu"): table.nbytes}
+            assert table.sum().item() == 1.5 * MIB
+        finally:
+            dist.destroy_process_group()
 
     def test_resident_tensors_stay(self, pressure: list[torch.Tensor]) -> None:
         table = torch.ones(MIB, device="cuda")

@@ -25,6 +25,7 @@ CASES = {
     "ddp": ["ddp", "ddp_hook", "ddp_deferred"],
     "fsdp": ["fsdp", "fsdp_options", "fsdp_deferred", "fsdp_checkpoint"],
     "tensor parallel": ["tensor_parallel"],
+    "under way": ["under_way"],
 }
 
 

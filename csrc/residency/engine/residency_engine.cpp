@@ -40,6 +40,7 @@ void Engine::Lock::release() {
 
 void Engine::Lock::wait_for_a_block() {
   release(); // the block waited for may belong to a storage in `state_.locked`
+  engine_.state_.storages.end_finished_work();
   lock_.lock();
   engine_.freed_.wait_for(lock_, std::chrono::milliseconds(1));
   engine_.holder_.store(std::this_thread::get_id(), std::memory_order_relaxed);

@@ -32,6 +32,8 @@ class StorageAdapter {
   virtual void watch_for_writes(Record& record, std::vector<void*>& locked) = 0;
   /// Starts watching operators. Called with no lock held.
   virtual void wake() noexcept = 0;
+  /// Ends the uses of storages by asynchronous work that is done. Called with no lock held.
+  virtual void end_finished_work() noexcept {}
   /// Number of running kernels that began unwatched; nullopt if they are not counted. A kernel that begins after this
   /// call sees the engine active and holds its storages.
   virtual std::optional<int> unwatched_kernels() const noexcept = 0;

@@ -17,6 +17,13 @@ namespace torch_uvm {
 namespace {
 
 constexpr std::array<std::string_view, 3> kUsesEachByteOnce = {"aten::_fused_", "aten::_foreach_", "aten::embedding"};
+/// Collectives that PyTorch never sends one by one within a group, where a kernel is launched when the group ends.
+constexpr std::array<std::string_view, 6> kNotInGroups = {"c10d::allreduce_",
+                                                          "c10d::allreduce_coalesced_",
+                                                          "c10d::_allgather_base_",
+                                                          "c10d::_reduce_scatter_base_",
+                                                          "c10d::allgather_into_tensor_coalesced_",
+                                                          "c10d::reduce_scatter_tensor_coalesced_"};
 
 } // namespace
 
@@ -29,7 +36,11 @@ ObservedOperator::ObservedOperator(const c10::FunctionSchema& schema)
     transparent_ = false; // also a view, but the new label shares the device copy, so the bytes must be there
   }
   collective_ = name_.starts_with("c10d");
+  const bool alone = std::ranges::find(kNotInGroups, name_) != kNotInGroups.end();
   for (const c10::Argument& argument : schema.arguments()) {
+    if (alone && (argument.name() == "async_op" || argument.name() == "asyncOp")) {
+      async_op_ = writes_.size();
+    }
     // Collectives write to their arguments without declaring it.
     const bool unsaid = collective_ || writes_unsaid(name_, argument.name());
     writes_.push_back(unsaid || (argument.alias_info() != nullptr && argument.alias_info()->isWrite()));

@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -36,6 +37,10 @@ class ObservedOperator {
   bool is_collective() const {
     return collective_;
   }
+  /// A collective that NCCL puts on the current stream with these inputs, unless it returns a Work.
+  bool is_on_current_stream(c10::ArrayRef<const c10::IValue> inputs) const {
+    return async_op_ < inputs.size() && inputs[async_op_].isBool() && !inputs[async_op_].toBool();
+  }
   OperatorKey key() const {
     return key_;
   }
@@ -52,6 +57,7 @@ class ObservedOperator {
   bool transparent_ = true;
   bool in_place_ok_ = false;
   bool collective_ = false;
+  std::size_t async_op_ = SIZE_MAX; ///< the index of that argument
   std::vector<bool> writes_;
 };
 

@@ -127,9 +127,17 @@ WorkUnderWay::WorkUnderWay(Engine& engine, std::uint64_t key, const char* name, 
   }
 }
 
+WorkUnderWay::WorkUnderWay(const Engine::Frame& frame) {
+  frame_.operands.reserve(frame.operands.size());
+  for (Record* const record : frame.operands) {
+    hold(record);
+  }
+}
+
 void WorkUnderWay::hold(Record* record) {
   frame_.operands.push_back(record);
   ++record->in_use;
+  record->collective = false; // its end is known
 }
 
 WorkUnderWay::~WorkUnderWay() {

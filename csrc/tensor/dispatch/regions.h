@@ -51,6 +51,8 @@ class WorkUnderWay {
  public:
   /// Within that operator.
   explicit WorkUnderWay(std::span<const at::Tensor> tensors);
+  /// On the operands of an operator. Requires the engine's lock.
+  explicit WorkUnderWay(const Engine::Frame& frame);
   /// An operator that ends at once makes the inputs ready.
   WorkUnderWay(Engine& engine, std::uint64_t key, const char* name, std::span<const Region::Input> inputs);
   ~WorkUnderWay();

@@ -9,7 +9,7 @@
 namespace torch_uvm {
 
 /// The storage interface of the process's engine.
-class StorageRecords final : public StorageAdapter {
+class StorageRecords : public StorageAdapter {
  public:
   bool lock_if_sole_owner(const Record& record, std::vector<void*>& locked) override;
   void release(void* locked) noexcept override;

@@ -35,6 +35,7 @@ struct ThreadState {
   std::vector<Named> named; ///< operands of the operator inspected last
   std::vector<Engine::Operand> operands;
   CurrentStreams streams;
+  bool on_current_stream = false; ///< of the collective that began last: ObservedOperator::is_on_current_stream
   ObservedOperators known;
 
   void begin_outermost(const at::RecordFunction& function, const ObservedOperator& op) {

@@ -7,6 +7,7 @@
 
 #include "residency/engine/relocation_min.h"
 #include "tensor/dispatch/captures.h"
+#include "tensor/dispatch/collectives.h"
 #include "tensor/dispatch/deferred_updates.h"
 #include "tensor/dispatch/observed_operators.h"
 #include "tensor/dispatch/operand_walk.h"
@@ -95,12 +96,16 @@ std::unique_ptr<at::ObserverContext> before_operator(const at::RecordFunction& f
   }
   if (!(engine->is_awake() || engine->has_open_captures() || deferred)) {
     if (!has_deferred_updates()) {
+      release_collectives(/*all=*/true);
       watch_operators(); // nothing to watch for any more: removes this callback
     }
     return nullptr;
   }
   ThreadState& mine = this_thread();
   try {
+    if (!engine->has_open_captures()) { // events must not be asked during a capture
+      release_collectives();
+    }
     Inputs inputs;
     const bool nested = mine.running != nullptr && !deferred;
     if (nested) { // most nested operators involve no device, so check that before the operator lookup
@@ -136,6 +141,8 @@ std::unique_ptr<at::ObserverContext> before_operator(const at::RecordFunction& f
       if (inputs.accelerator) { // pin operands that only the nested operator has, or its allocations could evict them
         const Engine::Lock lock(*engine);
         look_up(mine, *engine, op);
+        mine.on_current_stream =
+            op.is_collective() ? op.is_on_current_stream(function.inputs()) : mine.on_current_stream;
         engine->begin_nested(*mine.running, mine.operands, mine.streams.get());
         for (const Engine::Operand& operand : mine.operands) {
           operand.record->collective = operand.record->collective || op.is_collective();
@@ -148,6 +155,7 @@ std::unique_ptr<at::ObserverContext> before_operator(const at::RecordFunction& f
       wait_for_deferred_updates(function.inputs());
       const Engine::Lock lock(*engine);
       look_up(mine, *engine, op);
+      mine.on_current_stream = op.is_on_current_stream(function.inputs());
       engine->begin(mine.frame,
                     {op.key(), op.name().c_str(), op.in_place_ok(), op.is_collective(),
                      /*region=*/false, !engine->may_run_unwatched() || !may_be_nested()},
@@ -178,6 +186,12 @@ void after_operator(const at::RecordFunction& function, at::ObserverContext* /*c
     std::optional<Engine::Lock> lock; // taken at most once, and only if there is something to report
     try {
       for (const c10::IValue& value : function.outputs()) {
+        if (value.isObject()) { // a collective's Work
+          if (!lock) {
+            lock.emplace(*engine);
+          }
+          note_collective(*frame, value, mine.on_current_stream);
+        }
         for_each_tensor(value, [&](const at::Tensor& tensor) {
           c10::StorageImpl* const storage = accelerators_storage(tensor);
           if (storage == nullptr || storage->nbytes() < relocation_min()) {
@@ -208,6 +222,12 @@ void after_operator(const at::RecordFunction& function, at::ObserverContext* /*c
   }
 }
 
+class Storages final : public StorageRecords {
+  void end_finished_work() noexcept override {
+    release_collectives();
+  }
+};
+
 class Watcher final : public OperatorWatch {
  public:
   StorageAdapter& storages() override {
@@ -229,7 +249,7 @@ class Watcher final : public OperatorWatch {
   }
 
  private:
-  StorageRecords storages_;
+  Storages storages_;
   at::CallbackHandle callback_ = at::INVALID_CALLBACK_HANDLE;
 };
 
