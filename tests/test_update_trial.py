@@ -160,6 +160,26 @@ def test_what_fits_after_all_returns_in_place(found: list[str]) -> None:
     assert found == [] and not the_trial().decided
 
 
+def test_what_fits_only_deferred_stays_deferred(found: list[str]) -> None:
+    """Temporaries of updates in place need more than the budget: nothing else moves bytes."""
+    torch_uvm.enable(budget=64 * MIB, optimizer="auto")
+    torch.manual_seed(0)
+    model = mlp()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    deferred = []
+    for _ in range(4 * ONE):
+        backward(model)
+        if not deferred_updates._defers():
+            torch.ones(60 * MIB // 4, device="emu").add_(1)
+        optimizer.step()
+        optimizer.zero_grad()
+        deferred.append(deferred_updates._defers())
+    torch.accelerator.synchronize()
+    returned = deferred.index(False, deferred.index(True))
+    again = deferred.index(True, returned)
+    assert again - returned <= 3 and all(deferred[again : again + 2 * MEASURED])
+
+
 def test_an_optimizer_on_the_host_does_not_count(found: list[str]) -> None:
     torch_uvm.enable(budget=BUDGET, optimizer="auto")
     models = [torch.nn.Linear(512, 512), mlp()]

@@ -54,6 +54,7 @@ class Trial:
         self._others = 0  # steps in a row that it took
         self._moved: int | None = None  # bytes so far
         self._still = 0  # steps since bytes moved
+        self._has_returned = False  # to updates in place, because nothing moved
         self._events: dict[bool, list[torch.Event]] = {True: [], False: []}
         self._operators = 0  # that began before the first event of deferred steps; then those between all
 
@@ -73,9 +74,11 @@ class Trial:
             self._still = 0 if moves else self._still + 1
             if self._total == 0:
                 self.defers = moves
-            elif self.defers and self._still >= MEASURED:
-                # It fits after all: perhaps only making the model was short of memory. One step may fit, too.
+            elif self.defers and self._still >= MEASURED and not self._has_returned:
+                # It fits after all: perhaps only making the model was short of memory. One step may fit, too. If
+                # memory is short again, it fits because updates are deferred: a parameter's temporaries at a time.
                 self._start(optimizer)
+                self._has_returned = True
             if self._total > 0 or self.defers:
                 self._go_on(device)
 
