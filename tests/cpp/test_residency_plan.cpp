@@ -274,6 +274,19 @@ TEST(storages_that_end_before_their_counterparts_begin_do_not_outlive_an_iterati
   CHECK_EQ(bytes_that_outlive(script.log(), 2), std::size_t{0});
 }
 
+/// `batch = next(batches).to(device)`: the old one is freed once the new one is made, and takes room until then.
+TEST(a_batch_takes_room_until_the_next_one_is_made) {
+  Script script({{1, 8}, {2, 8}, {100, 8}});
+  for (StorageId batch = 100; batch < 106; ++batch) {
+    script.op(10, {{batch, false}});
+    script.op(11, {{1, true}});
+    script.op(12, {{2, true}});
+    script.op(13, {}, {{batch + 1, 8}}, {batch});
+  }
+  const Schedule schedule = make_schedule(make_iteration(script.log(), 4), options(16));
+  CHECK_EQ(shown(schedule, schedule.retire), "0:b3 1:1");
+}
+
 TEST(identical_layers_are_not_an_iteration) {
   Script script({{1, 4}, {2, 4}, {3, 4}, {4, 4}});
   for (int iteration = 0; iteration < 6; ++iteration) {

@@ -188,6 +188,9 @@ class Belady {
       }
     }
     for (const std::uint32_t value : iteration_.frees[op]) {
+      if (iteration_.values[value].created_at == op && iteration_.uses[values_[value].latest].distance > 0) {
+        continue; // the previous iteration's was freed: a batch goes once the next one is made
+      }
       if (values_[value].resident) {
         move_out(value);
       }
