@@ -38,7 +38,11 @@ ESTIMATE = (
             return Result(self.layers(x))
 
     found = torch_uvm.estimate_memory(
-        Model, lambda: {"x": torch.randn(1024, 2048)}, optimizer, card="t4", budgets=["300MiB", "1MiB"]
+        Model,
+        lambda: {"x": torch.randn(1024, 2048, device="cuda")},
+        optimizer,
+        card="t4",
+        budgets=["300MiB", "1MiB"],
     )
     assert not torch_uvm.is_enabled() and torch.ones(4, device="emu").sum() == 4  # here nothing is dry
     steps = {str(budget): ms for budget, ms in found.budgets.items()}

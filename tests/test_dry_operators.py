@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import torch_uvm
-from torch_uvm._dry.costs import Work, device_us, work_of
+from torch_uvm._dry.costs import Work, copy_us, device_us, work_of
 from torch_uvm._dry.mode import DryMode
 from torch_uvm._dry.results import NoResult
 from torch_uvm._dry.timeline import Kernel, durations_us
@@ -235,20 +235,40 @@ def test_convolutions_and_attention_by_formula() -> None:
     y = forward(x, weight, None, *rest)
     found = work_of(forward, (x, weight, None, *rest), {}, y, [])
     flops = 2 * (2 * 32 * 16 * 16) * 8 * 9
-    assert (found.kind, found.dtype, found.flops) == ("convolution", "tf32", flops)
+    # Tensor cores take 128 bytes of channels at a time, as many as 32 have.
+    assert (found.kind, found.dtype, found.flops) == ("convolution", "tf32", 4 * flops)
+    last = x.to(memory_format=torch.channels_last)
+    assert 2 * work_of(forward, (last, weight, None, *rest), {}, y, []).bytes < found.bytes
     backward = torch.ops.aten.convolution_backward.default
     args = (y, x, weight, [0], *rest, [True, True, False])
-    assert work_of(backward, args, {}, (x, weight), []).flops == 2 * flops
+    assert work_of(backward, args, {}, (x, weight), []).flops > 2 * 4 * flops
     grouped = (y, x, torch.empty(32, 1, 3, 3, device="meta"), [0], *rest[:-1], 8, [True, True, False])
     found = work_of(backward, grouped, {}, (x, weight), [])
-    assert (found.kind, found.flops) == ("grouped_convolution", 2 * flops // 8)
-    query = torch.empty(2, 4, 128, 64, device="meta", dtype=torch.bfloat16)
-    key = torch.empty(2, 2, 128, 64, device="meta", dtype=torch.bfloat16)
+    assert (found.kind, found.dtype, found.flops) == ("grouped_convolution", "float32", 2 * flops // 8)
+    query = torch.empty(2, 4, 1800, 64, device="meta", dtype=torch.bfloat16)
+    key = torch.empty(2, 2, 1800, 64, device="meta", dtype=torch.bfloat16)
     attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
-    for causal, share in ((False, 1), (True, 2)):
+    for causal, share in ((False, 1.0), (True, 0.75)):  # half, and blocks on the diagonal
         found = work_of(attention, (query, key, key, 0.0, causal), {}, (query,), [])
         assert (found.kind, found.dtype) == ("attention", "bfloat16")
-        assert found.flops == 2 * (2 * 2 * 4 * 128 * 128 * 64) // share
+        assert found.flops == 2 * (2 * 2 * 4 * 1800 * 1800 * 64) * share
+
+
+def test_what_takes_steps_one_after_another() -> None:
+    scores = torch.empty(4, 32000, 100, device="meta")
+    softmax = torch.ops.aten._log_softmax.default
+    along = [work_of(softmax, (scores, dim, False), {}, scores, []) for dim in (-1, 1)]
+    assert along[0].serial_us == 0 and along[1].serial_us > 32000
+    assert device_us(along[1], CARD) == along[1].serial_us + CARD.launch_us
+    one = torch.empty(1, 64, 32, 32, 32, device="meta", dtype=torch.bfloat16)
+    norm = torch.ops.aten.native_batch_norm.default
+    assert work_of(norm, (one, None, None, None, None, True, 0.1, 1e-5), {}, (one,), []).serial_us > 0
+
+
+def test_copies_of_pageable_memory_are_slower() -> None:
+    work = Work("", "float32", 0, 2 * 10**9)
+    assert copy_us(work, CARD, to_host=False, pinned=True) == copy_us(work, CARD, to_host=False, pinned=False)
+    assert copy_us(work, CARD, to_host=True, pinned=True) < copy_us(work, CARD, to_host=True, pinned=False)
 
 
 def test_duration_is_a_roofline() -> None:

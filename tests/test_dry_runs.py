@@ -216,6 +216,35 @@ def test_autocast_has_the_lists_of_cuda(tmp_path: Path) -> None:
     assert run_dry(tmp_path, scripts.AUTOCAST, steps=1).steps == 1
 
 
+RECURRENT = """
+    import sys
+    import torch
+    from torch import nn
+
+    layer = getattr(nn, sys.argv[1])(512, 512, 2, dropout=0.1).to("cuda")
+    optimizer = torch.optim.SGD(layer.parameters(), 0.1, momentum=0.9)
+    x = torch.randn(128, 64, 512, device="cuda")
+    for _ in range(12):
+        with torch.autocast("cuda", torch.bfloat16, enabled=sys.argv[2] == "autocast"):
+            y, _ = layer(x)
+        y.float().square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+@pytest.mark.parametrize("how", ["float32", "autocast"])
+def test_recurrent_layers_are_cudnn_s_operators(tmp_path: Path, kind: str, how: str) -> None:
+    found = run_dry(tmp_path, textwrap.dedent(RECURRENT), kind, how)
+    names = [op.name for op in read_trace(found.trace).operators]
+    assert {"aten::_cudnn_rnn", "aten::_cudnn_rnn_backward"} <= set(names) and "aten::mm" not in names
+    # cuDNN on an H200 keeps so many elements for one of a layer's results.
+    kept = {"LSTM": 5.5, "GRU": 6.5, "RNN": 1.5}[kind] * 2 * 128 * 64 * 512 * (2 if how == "autocast" else 4)
+    weights = 2 * 2 * 512 * 512 * {"LSTM": 4, "GRU": 3, "RNN": 1}[kind] * 4
+    assert kept + 2 * weights < found.peak_bytes < kept + 4 * weights + 7 * 128 * 64 * 512 * 4
+
+
 def test_fake_tensors_are_left_to_their_mode(tmp_path: Path) -> None:
     """DTensor asks for shapes under FakeTensorMode. Modes of PyTorch's own come after those of scripts."""
     found = run_dry(tmp_path, scripts.FAKE, steps=1)

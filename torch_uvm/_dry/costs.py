@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._prims_common import suggest_memory_format
 from torch.utils import flop_counter
 
+from torch_uvm._dry.recurrent import flops_of, steps_of
 from torch_uvm._tools.cards import Card
 from torch_uvm._util.containers import tensors_of
 
@@ -19,18 +22,20 @@ class Work:
     """What an operator does.
 
     Args:
-        kind: "matmul", "convolution", "grouped_convolution", "attention", "attention_backward", or "" for all
-            that has no formula.
+        kind: "matmul", "convolution", "grouped_convolution", "recurrent", "attention", or "" for all that has
+            no formula.
         dtype: the name of a rate of `Card.flops`.
+        serial_us: of steps that wait for each other, whatever the card's rates.
     """
 
     kind: str
     dtype: str
     flops: int
     bytes: int
+    serial_us: float = 0.0
 
 
-_KINDS = (("attention", "attention"), ("conv", "convolution"))
+_KINDS = (("attention", "attention"), ("conv", "convolution"), ("cudnn_rnn", "recurrent"))
 #: Operators that use as many rows of their first tensor as they return, or are given.
 _ROWS = ("aten::embedding", "aten::index_select", "aten::index", "aten::gather")
 #: Arguments that are written and not read.
@@ -40,15 +45,39 @@ _ONLY_WRITTEN = ("aten::copy_", "aten::fill_", "aten::zero_", "aten::normal_", "
 _PASSES = (
     ("_scaled_dot_product", "backward", 3.0),
     ("_norm", "", 2.0),
+    ("_safe_softmax", "", 3.5),
     ("convolution", "", 1.3),
     ("aten::index_add_", "", 3.6),
     ("aten::index", "", 1.3),
 )
+#: More passes of a convolution whose tensors are not channels last: cuDNN changes their format, and back.
+#: This and the figures below fit single operators on an H200, 2026-11-29.
+_OTHER_FORMAT = 3.5
+#: Causal attention computes half of all pairs of positions, and this part of a row in addition: whole blocks.
+_DIAGONAL = 450
+#: Tensor cores take so many bytes of channels at a time.
+_CHANNELS = 128
+#: Microseconds that a thread takes for an element, where each walks along a dimension: forward, backward.
+_SOFTMAX_US = (1.2, 0.54)
+#: Microseconds for an element of a channel, which few threads share, and how many channels run at once: of
+#: instance norm in bfloat16, which is a batch norm of one sample, and not cuDNN's.
+_CHANNEL_US, _CHANNELS_AT_ONCE = 1.6e-3, 264
+#: Microseconds of a step in one direction of a layer: forward, backward.
+_RECURRENT_US = (16.0, 24.0)
+#: Bytes a second of copies of pageable memory: to the device, and into new memory of the host.
+_PAGEABLE_INTO, _PAGEABLE_OUT = 6.6e9, 1.4e9
 #: Kernels of operators that sort, or count before they write. From the sources of PyTorch 2.11.
-_LAUNCHES = {"aten::nonzero": 6, "aten::masked_select": 7, "aten::index_put": 14, "aten::index_put_": 14}
+_LAUNCHES = {
+    "aten::nonzero": 6,
+    "aten::masked_select": 7,
+    "aten::index_put": 14,
+    "aten::index_put_": 14,
+    "aten::embedding_dense_backward": 12,
+}
 _BY_MASK = 6  # of `index` with a mask, in addition
-#: Parts of the efficiency of the same kind, where an operator reaches less.
-_PARTS = {"grouped_convolution": 0.1, "attention_backward": 0.5}
+#: Parts of the rate, or of the efficiency of the same kind.
+_PARTS = {"grouped_convolution": 0.06, "recurrent": 0.5}
+_BACKWARD_PART = 0.6  # of convolutions
 
 
 def used_bytes(tensor: Tensor) -> int:
@@ -68,7 +97,7 @@ def work_of(
 ) -> Work:
     """The arithmetic and the traffic of one operator.
 
-    FLOPs are those of `torch.utils.flop_counter`, half of them for causal attention; 0 where it has no
+    FLOPs are those of `torch.utils.flop_counter`, about half of them for causal attention; 0 where it has no
     formula. Bytes are those of the operands and results, each once; what is updated counts twice.
 
     Args:
@@ -79,8 +108,6 @@ def work_of(
     kind = next((kind for part, kind in _KINDS if part in name), "matmul") if flops else ""
     if kind == "convolution" and _groups(name, args) > 1:
         kind = "grouped_convolution"
-    if kind == "attention" and "backward" in name:
-        kind = "attention_backward"
     operands = tensors_of(args, kwargs)
     seen = {id(it) for it in operands}
     fresh = sum(used_bytes(it) for it in tensors_of(results) if id(it) not in seen)
@@ -93,10 +120,41 @@ def work_of(
         moved = 3 * used_bytes(operands[-1])
     elif name in _ONLY_WRITTEN:
         moved = sum(used_bytes(it) for it in operands)
+    elif name.startswith("aten::nll_loss"):
+        moved = fresh  # of the scores, an element a row
     else:
         moved = sum(used_bytes(it) for it in operands) + updated + fresh
     passes = next((it for part, other, it in _PASSES if part in name and other in name), 1.0)
-    return Work(kind, _rate_of(kind, operands), flops, int(passes * moved))
+    if kind == "convolution":
+        weight = args[2 if "backward" in name else 1]
+        if weight.shape[2:].numel() == 1:
+            passes = 1.0
+        elif not _is_channels_last(args[0]):
+            passes += _OTHER_FORMAT
+        bytes_of_channels = weight.shape[1] * weight.itemsize
+        flops = flops * (-bytes_of_channels % _CHANNELS + bytes_of_channels) // bytes_of_channels
+        if "backward" in name:
+            flops = int(flops / _BACKWARD_PART)
+    return Work(kind, _rate_of(kind, operands), flops, int(passes * moved), _serial_us(name, args))
+
+
+def _is_channels_last(tensor: Tensor) -> bool:
+    return suggest_memory_format(tensor) != torch.contiguous_format
+
+
+def _serial_us(name: str, args: tuple[Any, ...]) -> float:
+    backward = int("backward" in name)
+    if name.startswith("aten::_cudnn_rnn"):
+        return _RECURRENT_US[backward] * steps_of(args)
+    if "softmax" in name and "safe" not in name and "_fused" not in name:
+        tensor, at = args[0], args[1 + backward]
+        is_last = at % tensor.dim() == tensor.dim() - 1
+        return 0.0 if is_last else float(_SOFTMAX_US[backward] * tensor.size(at))
+    if name.startswith("aten::native_batch_norm"):
+        count, channels = args[0].shape[:2]
+        if count == 1 and args[0].dtype == torch.bfloat16:
+            return float(_CHANNEL_US * args[0].numel() / channels * math.ceil(channels / _CHANNELS_AT_ONCE))
+    return 0.0
 
 
 def precision() -> tuple[str, bool]:
@@ -118,15 +176,17 @@ def device_us(work: Work, card: Card) -> float:
     seconds = work.bytes / (card.memory_rate * card.efficiency.get("memory", 1.0))
     if work.flops:
         rate = card.flops.get(work.dtype) or card.flops["float32"]
-        kind = "convolution" if "convolution" in work.kind else work.kind.removesuffix("_backward")
+        kind = "convolution" if "convolution" in work.kind else work.kind
         rate *= _PARTS.get(work.kind, 1.0)
-        seconds = max(seconds, work.flops / (rate * card.efficiency.get(kind, 1.0)))
-    return seconds * 1e6 + card.launch_us
+        arithmetic = work.flops / (rate * card.efficiency.get(kind, 1.0))
+        seconds = seconds + arithmetic if work.kind == "convolution" else max(seconds, arithmetic)
+    return max(seconds * 1e6, work.serial_us) + card.launch_us
 
 
-def copy_us(work: Work, card: Card, to_host: bool) -> float:
+def copy_us(work: Work, card: Card, to_host: bool, pinned: bool) -> float:
     """Microseconds of a copy across the link."""
-    return work.bytes / 2 / (card.out if to_host else card.into) * 1e6 + card.launch_us
+    rate, pageable = (card.out, _PAGEABLE_OUT) if to_host else (card.into, _PAGEABLE_INTO)
+    return work.bytes / 2 / (rate if pinned else min(rate, pageable)) * 1e6 + card.launch_us
 
 
 def _groups(name: str, args: tuple[Any, ...]) -> int:
@@ -141,8 +201,11 @@ def _rate_of(kind: str, operands: list[Tensor]) -> str:
         return "float8"
     if name != "float32" or not kind:
         return name
-    matmul, convolutions_in_tf32 = precision()
-    return "tf32" if (convolutions_in_tf32 if "convolution" in kind else matmul != "highest") else name
+    if kind == "grouped_convolution":
+        return name  # not by tensor cores
+    matmul, cudnn_in_tf32 = precision()
+    in_tf32 = cudnn_in_tf32 if kind in ("convolution", "recurrent") else matmul != "highest"
+    return "tf32" if in_tf32 else name
 
 
 def _flops(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any], results: Any) -> int:
@@ -151,6 +214,8 @@ def _flops(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str
         return _attention(name, args, kwargs)
     if name.startswith("aten::convolution_backward"):
         return _convolution_backward(args)
+    if name.startswith("aten::_cudnn_rnn"):
+        return flops_of(args) * (2 if "backward" in name else 1)
     count = flop_counter.flop_registry.get(op.overloadpacket)
     return int(count(*args, **kwargs, out_val=results)) if count is not None else 0
 
@@ -175,4 +240,4 @@ def _attention(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> i
     else:
         flops = flop_counter.sdpa_flop_count(query, key, value)
     is_causal = any(it is True for it in (*args, *kwargs.values()))
-    return int(flops) // (2 if is_causal else 1)
+    return int(flops * (min(1.0, 0.5 + _DIAGONAL / query[2]) if is_causal else 1.0))

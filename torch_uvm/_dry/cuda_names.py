@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from torch_uvm._dry.recurrent import RECURRENT, register, run_recurrent
 from torch_uvm._tools.cards import Card
 
 _EMU = "emu"
@@ -40,6 +41,8 @@ class CudaNames(TorchFunctionMode):
             kwargs = {**kwargs, "device": _translated(kwargs["device"])}
         if any(isinstance(it, (str, torch.device)) for it in args):
             args = tuple(_translated(it) for it in args)
+        if func in RECURRENT and isinstance(args[3], bool) and args[0].device.type == _EMU:  # not packed
+            return run_recurrent(func.__name__, *args, **kwargs)
         return func(*args, **kwargs)
 
 
@@ -102,4 +105,5 @@ def answer_for_cuda(card: Card) -> None:
         plain(self, _translated(device_type), *args, **kwargs)
 
     torch.autocast.__init__ = initialise  # type: ignore[method-assign]
+    register()
     CudaNames().__enter__()  # type: ignore[no-untyped-call]

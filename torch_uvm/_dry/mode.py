@@ -167,13 +167,15 @@ class DryMode(TorchDispatchMode):
     def _note_time(self, call: _Call, returned: Any, unknown: bool, to_host: bool, began_ns: int) -> None:
         """Adds the operator to the timeline."""
         known = None if unknown else self._results.key(call.op, call.args, call.kwargs, call.tensors)
-        key = (known, to_host, *precision())
+        of_host = [it for it in call.tensors if it.is_cpu]
+        pinned = bool(of_host) and all(it.is_pinned() for it in of_host)
+        key = (known, to_host, pinned, *precision())
         cost = self._costs.get(key)
         if cost is None:
             work = work_of(call.op, call.args, call.kwargs, returned, call.written())
             launches = launches_of(call.name, unknown)
-            if call.name in _COPIES and (to_host or any(it.is_cpu for it in call.tensors)):
-                us = tuple(copy_us(work, it, to_host) for it in self.cards)
+            if call.name in _COPIES and (to_host or of_host):
+                us = tuple(copy_us(work, it, to_host, pinned) for it in self.cards)
             else:
                 us = tuple(device_us(work, it) + (launches - 1) * it.launch_us for it in self.cards)
             cost = us, "convolution" in work.kind, launches

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map_only
 from torch_uvm._util.containers import tensors_of
 
 #: They return views, and do not say so.
-_UNSAFE = frozenset({"aten::unsafe_split.Tensor", "aten::unsafe_split_with_sizes"})
+_UNSAFE = frozenset({"aten::_unsafe_view", "aten::unsafe_split.Tensor", "aten::unsafe_split_with_sizes"})
 #: Their result is reduced in the memory of all elements, which it keeps.
 _LOSSES = frozenset(
     f"aten::{it}" for it in ("mse_loss", "smooth_l1_loss", "soft_margin_loss", "binary_cross_entropy")

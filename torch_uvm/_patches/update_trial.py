@@ -75,8 +75,8 @@ class Trial:
             if self._total == 0:
                 self.defers = moves
             elif self.defers and self._still >= MEASURED and not self._has_returned:
-                # It fits after all: perhaps only making the model was short of memory. One step may fit, too. If
-                # memory is short again, it fits because updates are deferred: a parameter's temporaries at a time.
+                # It fits after all: perhaps only making the model was short of memory. One step may fit, too.
+                # If memory is short again, it fits since deferred updates have their temporaries one by one.
                 self._start(optimizer)
                 self._has_returned = True
             if self._total > 0 or self.defers:

@@ -1,0 +1,106 @@
+"""Recurrent layers: operators of cuDNN on CUDA. Elsewhere PyTorch calls operators for each step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+#: By kind, its number in `aten::_cudnn_rnn`, and how many elements it keeps for the backward for one of a
+#: layer's results. Another one is kept between two layers (an H200, 2026-11-29).
+_KINDS = {"rnn_relu": (0, 1), "rnn_tanh": (1, 1), "lstm": (2, 5), "gru": (3, 6)}
+RECURRENT = frozenset(getattr(torch, name) for name in _KINDS)
+_KEPT = dict(_KINDS.values())
+
+
+def run_recurrent(
+    name: str,
+    first: Tensor,
+    state: Any,
+    weights: list[Tensor],
+    biases: bool,
+    layers: int,
+    dropout: float,
+    train: bool,
+    both: bool,
+    batch_first: bool,
+) -> tuple[Tensor, ...]:
+    """`torch.lstm` and the like as on CUDA. In autocast it casts as there."""
+    hidden, cell = state if name == "lstm" else (state, None)
+    width = (cell if cell is not None else hidden).size(2)
+    projected = hidden.size(2) if hidden.size(2) != width else 0
+    if torch.is_autocast_enabled(first.device.type):
+        dtype = torch.get_autocast_dtype(first.device.type)
+        first, hidden = first.to(dtype), hidden.to(dtype)
+        cell = None if cell is None else cell.to(dtype)
+        weights = [it.to(dtype) for it in weights]
+    stride = (4 if biases else 2) + bool(projected)
+    mode = _KINDS[name][0]
+    given = (first, weights, stride, None, hidden, cell)
+    kind: tuple[Any, ...] = (mode, width, projected, layers, batch_first, dropout, train, both, [], None)
+    output, *states = torch.ops.aten._cudnn_rnn(*given, *kind)[: 3 if name == "lstm" else 2]
+    return (output, *states)
+
+
+def steps_of(args: Sequence[Any]) -> int:
+    """How many steps one after another the operator takes, in all layers and directions."""
+    given, weights, stride = args[:3]
+    batch_first = args[10 if isinstance(args[6], int) else 14]  # the backward has the results before
+    return int(given.size(1 if batch_first else 0) * (len(weights) // stride))
+
+
+def flops_of(args: Sequence[Any]) -> int:
+    """Of the forward."""
+    rows = args[0].shape[:-1].numel()
+    return int(2 * rows * sum(it.numel() for it in args[1] if it.dim() == 2))
+
+
+def _forward(
+    given: Tensor,
+    weight: list[Tensor],
+    stride: int,
+    buffer: Any,
+    hidden: Tensor,
+    cell: Tensor | None,
+    mode: int,
+    width: int,
+    projected: int,
+    layers: int,
+    batch_first: bool,
+    dropout: float,
+    train: bool,
+    both: bool,
+    *_: Any,
+) -> tuple[Tensor, ...]:
+    directions = 2 if both else 1
+    output = given.new_empty((*given.shape[:-1], (projected or width) * directions))
+    kept = 0
+    if train:
+        elements = given.shape[:-1].numel() * width * directions
+        kept = elements * (_KEPT[mode] * layers + layers - 1) * given.itemsize
+    states = (torch.empty_like(hidden), given.new_empty(0) if cell is None else torch.empty_like(cell))
+    return output, *states, given.new_empty(kept, dtype=torch.uint8), given.new_empty(0)
+
+
+def _backward(
+    given: Tensor,
+    weight: list[Tensor],
+    stride: int,
+    buffer: Tensor,
+    hidden: Tensor,
+    cell: Tensor | None,
+    *_: Any,
+) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+    of_cell = given.new_empty(0) if cell is None else torch.empty_like(cell)
+    return torch.empty_like(given), torch.empty_like(hidden), of_cell, [torch.empty_like(it) for it in weight]
+
+
+_LIBRARY = torch.library.Library("aten", "IMPL", "Meta")
+
+
+def register() -> None:
+    """Replaces PyTorch's meta kernel, which keeps nothing, and adds that of the backward."""
+    _LIBRARY.impl("_cudnn_rnn", _forward, allow_override=True)
+    _LIBRARY.impl("_cudnn_rnn_backward", _backward, allow_override=True)
