@@ -1,6 +1,7 @@
 // How durations reach the policy: timed operators and iterations, and the measured link.
 #include <algorithm>
 #include <cmath>
+#include <memory>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -8,7 +9,7 @@
 #include "../../benchmarks/cpp/paced_runtime.h"
 #include "harness.h"
 #include "recording/recording_runtime.h"
-#include "residency/engine/durations.h"
+#include "residency/engine/device_state.h"
 #include "residency/engine/link_probe.h"
 #include "residency/policy/schedule.h"
 #include "residency_rig.h"
@@ -26,6 +27,13 @@ PolicyOptions timed_options() {
   return options;
 }
 
+struct TimedDevice : Device {
+  TimedDevice() {
+    policy = std::make_unique<Policy>(timed_options());
+    last_stream = kStream;
+  }
+};
+
 /// A loop over three weights of which two fit. Its operators take 1, 2 and 3 ms, and 0.5 ms go by before each
 /// iteration.
 class Loop {
@@ -41,10 +49,10 @@ class Loop {
     runtime_.pass_on_host(0.5);
     for (StorageId weight = 1; weight <= 3; ++weight) {
       const Access access{weight, true};
-      durations.begin(policy.begin(weight, {&access, 1}, false), kStream, weight);
+      device.time_operator(runtime_, policy.begin(weight, {&access, 1}, false), weight);
       const bool slow = in_place && weight == 3;
-      if (slow && durations.timer() != nullptr) {
-        durations.timer()->isolate();
+      if (slow && device.timer) {
+        device.timer->isolate();
       }
       runtime_.host_waits_until(runtime_.run(kStream, slow ? 60 : static_cast<double>(weight)));
       policy.end({}, 0);
@@ -66,8 +74,8 @@ class Loop {
   play::PacedRuntime& runtime_;
 
  public:
-  Policy policy{timed_options()};
-  Durations durations{runtime_, policy};
+  TimedDevice device;
+  Policy& policy = *device.policy;
 };
 
 } // namespace
@@ -81,7 +89,7 @@ TEST(the_policy_learns_what_operators_take) {
   CHECK(loop.policy.counters().following);
   // Groups of up to 16 operators are longer than an iteration, so that times between iterations count, too.
   CHECK(loop.iteration_ms() > 5.9 && loop.iteration_ms() < 6.6);
-  CHECK(loop.durations.timer() == nullptr); // it has stopped
+  CHECK(loop.device.timer == nullptr); // it has stopped
 }
 
 /// A schedule that gave each a share by its bytes would start transfers too late, or count on too much time.
@@ -126,19 +134,19 @@ struct Pace {
 /// The operators of an iteration at that pace, once they have been timed.
 std::vector<scheduling::Iteration::Op> timed_at(const Pace& pace) {
   play::PacedRuntime runtime{CostProfile::named("h200")};
-  Policy policy{timed_options()};
-  Durations durations{runtime, policy};
+  TimedDevice device;
+  Policy& policy = *device.policy;
   for (int iteration = 0; iteration < 40; ++iteration) {
     for (StorageId weight = 1; weight <= 3; ++weight) {
       if (iteration == 0) {
         policy.created(weight, 8);
       }
       const Access access{weight, true};
-      durations.begin(policy.begin(weight, {&access, 1}, false), kStream, weight);
+      device.time_operator(runtime, policy.begin(weight, {&access, 1}, false), weight);
       runtime.run(kStream, pace.device_ms);
       runtime.pass_on_host(pace.program_ms + pace.engine_ms);
-      if (durations.timer() != nullptr) {
-        durations.timer()->engine_took(pace.engine_ms);
+      if (device.timer) {
+        device.timer->engine_took(pace.engine_ms);
       }
       policy.end({}, 0);
     }
@@ -165,14 +173,15 @@ TEST(a_program_that_is_ahead_of_the_device_does_not_keep_it_waiting) {
 
 TEST(nothing_is_timed_before_an_operator_has_run_on_the_device) {
   play::PacedRuntime runtime{CostProfile::named("h200")};
-  Policy policy{timed_options()};
-  Durations durations(runtime, policy);
+  TimedDevice device;
+  device.last_stream = Stream::host();
   Decision decision;
   decision.wants_durations = true;
-  durations.begin(decision, Stream::host(), 1);
-  CHECK(durations.timer() == nullptr);
-  durations.begin(decision, kStream, 1);
-  CHECK(durations.timer() != nullptr);
+  device.time_operator(runtime, decision, 1);
+  CHECK(device.timer == nullptr);
+  device.last_stream = kStream;
+  device.time_operator(runtime, decision, 1);
+  CHECK(device.timer != nullptr);
 }
 
 /// Its kernels take time, and it has not reached an event when the host looks again at once.

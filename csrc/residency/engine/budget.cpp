@@ -94,8 +94,8 @@ void ResidencyEngine::set_budget(int device, std::optional<std::size_t> bytes, s
   if (bytes && !changed.policy) {
     changed.policy = std::make_unique<Policy>();
   }
-  if (bytes && !changed.durations && state_.runtime.device_properties(device).kernels_take_time) {
-    changed.durations = std::make_unique<Durations>(state_.runtime, *changed.policy);
+  if (bytes && !changed.timed && state_.runtime.device_properties(device).kernels_take_time) {
+    changed.timed = true;
     changed.rates = measure_link(state_.runtime, changed.fetches, changed.write_backs);
   }
   if (!bytes && changed.budget) {
@@ -116,7 +116,7 @@ void ResidencyEngine::set_budget(int device, std::optional<std::size_t> bytes, s
     PolicyOptions options;
     options.budget = changed.cap;
     options.reserve = changed.cap / kReserveShare;
-    options.timed = changed.durations != nullptr;
+    options.timed = changed.timed;
     options.rates = changed.rates;
     changed.policy->set_options(options);
     state_.memory.set_pressure_callback(this);

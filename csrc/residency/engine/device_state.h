@@ -11,11 +11,11 @@
 #include <unordered_set>
 #include <vector>
 
-#include "residency/engine/durations.h"
 #include "residency/engine/record.h"
 #include "residency/engine/staging.h"
 #include "residency/policy/policy.h"
-#include "runtime/location.h"
+#include "residency/trace/operator_timer.h"
+#include "runtime/managed_runtime.h"
 
 namespace torch_uvm {
 
@@ -60,6 +60,8 @@ struct Device {
   /// \param now the engine's count of operators
   void note_level(std::size_t bytes, std::uint64_t now);
   void restart_quiet(std::uint64_t now);
+  /// Times an operator on `last_stream`, while the policy asks for that. \param decision of the policy's `begin` for it
+  void time_operator(ManagedRuntime& runtime, const Decision& decision, OperatorKey key) noexcept;
 
   std::optional<std::size_t> budget; ///< what the user set, in bytes; nullopt: none
   std::size_t cap = 0; ///< the budget without the staging slots, rounded (cap_within); the allocator enforces it
@@ -70,8 +72,9 @@ struct Device {
   std::atomic<std::size_t> alarm{kNever}; ///< quiet.alarm while idle because its steps fit, else kNever; any thread's
   int running = 0; ///< running operators whose first operand is on this device
   std::unique_ptr<Policy> policy; ///< created with the first budget or capture
-  std::unique_ptr<Durations> durations; ///< nullptr if events do not time kernels
-  LinkRates rates; ///< measured if there are `durations`
+  bool timed = false; ///< the policy gets durations: events time kernels
+  std::unique_ptr<OperatorTimer> timer; ///< of single operators, which it reports to the policy; nullptr: none is timed
+  LinkRates rates; ///< measured if `timed`
   Stream fetches;
   Stream write_backs;
   std::unique_ptr<Staging> incoming; ///< nullptr if staging was never needed

@@ -1,7 +1,6 @@
 // What the parts of the residency engine share. Each part uses those below it:
 //
 //   ResidencyEngine   what the tensor layer and the allocator call: operators, budgets, pins, captures, idle devices
-//   FetchesAhead      carries out the policy's decisions after an operator
 //   Room              finds memory: chooses what is evicted, and moves blocks within the device
 //   Copies            moves a storage's bytes between device and host, and its pointer
 //   EngineState       the records, the state of each device, and small functions on both
@@ -72,7 +71,7 @@ struct EngineState {
   /// Whether the latest write-back has finished reading the device copy.
   bool is_read(Record& record);
   OperatorTimer* timer_of(int device) {
-    return device >= 0 && of(device).durations ? of(device).durations->timer() : nullptr;
+    return device >= 0 ? of(device).timer.get() : nullptr;
   }
   /// A scope in which the engine queues work of its own on an operator's stream.
   class Untimed {

@@ -1,7 +1,8 @@
-#include "residency/engine/fetches_ahead.h"
-
+// Carries out the policy's decisions after an operator: write-backs, and fetches ahead of the next uses.
 #include <algorithm>
 #include <cmath>
+
+#include "residency/engine/residency_engine.h"
 
 namespace torch_uvm {
 namespace {
@@ -25,7 +26,7 @@ constexpr std::size_t kTwoAheadShare = 3;
 
 } // namespace
 
-void FetchesAhead::follow(const Decision& decision, int index) {
+void ResidencyEngine::follow(const Decision& decision, int index) {
   Device& device = state_.of(index);
   if (decision.forget) {
     forget_fetches(device);
@@ -44,7 +45,7 @@ void FetchesAhead::follow(const Decision& decision, int index) {
   start_pending_fetches(index, !decision.retire.empty() || !decision.fetch.empty());
 }
 
-void FetchesAhead::write_back(const Decision& decision, int index) {
+void ResidencyEngine::write_back(const Decision& decision, int index) {
   Device& device = state_.of(index);
   const Copies::AfterOperator after(copies_, device.last_stream);
   for (const StorageId id : decision.write_back) {
@@ -68,7 +69,7 @@ void FetchesAhead::write_back(const Decision& decision, int index) {
   }
 }
 
-Record* FetchesAhead::leaving(StorageId id) const {
+Record* ResidencyEngine::leaving(StorageId id) {
   Record* const record = state_.find(id);
   if (record == nullptr || record->points_at != Side::kDevice || !state_.address_may_change(*record, Mover::kEngine)) {
     return nullptr;
@@ -77,7 +78,7 @@ Record* FetchesAhead::leaving(StorageId id) const {
   return record;
 }
 
-void FetchesAhead::release_read_copies(int index, std::uint64_t latest) {
+void ResidencyEngine::release_read_copies(int index, std::uint64_t latest) {
   Device& device = state_.of(index);
   while (!device.retired.empty()) {
     Record* const record = room_.retiring(device.retired.front());
@@ -92,7 +93,7 @@ void FetchesAhead::release_read_copies(int index, std::uint64_t latest) {
   }
 }
 
-Record* FetchesAhead::wanted(const Device::Fetch& pending) const {
+Record* ResidencyEngine::wanted(const Device::Fetch& pending) const {
   Record* const record = state_.find(pending.storage);
   if (record == nullptr || record->last_use > pending.asked) {
     return nullptr; // it was fetched by the operator itself, and may have left again since
@@ -102,18 +103,18 @@ Record* FetchesAhead::wanted(const Device::Fetch& pending) const {
   return may && !record->collective ? record : nullptr;
 }
 
-bool FetchesAhead::may_fetch_ahead(const Device& device, std::size_t bytes) const {
+bool ResidencyEngine::may_fetch_ahead(const Device& device, std::size_t bytes) {
   const std::size_t two = std::min(2 * bytes, device.cap / kTwoAheadShare);
   return device.fetched_ahead == 0 || device.fetched_ahead + bytes <= std::max(device.cap / kAheadShare, two);
 }
 
-void FetchesAhead::forget_fetches(Device& device) noexcept {
+void ResidencyEngine::forget_fetches(Device& device) noexcept {
   device.pending.clear();
   device.fetched_ahead = 0;
   ++device.fetch_round;
 }
 
-void FetchesAhead::start_pending_fetches(int index, bool changed) {
+void ResidencyEngine::start_pending_fetches(int index, bool changed) {
   Device& device = state_.of(index);
   if (changed) {
     device.pause = 0;
@@ -139,7 +140,7 @@ void FetchesAhead::start_pending_fetches(int index, bool changed) {
   }
 }
 
-void FetchesAhead::queue_unforeseen_fetches(int index) {
+void ResidencyEngine::queue_unforeseen_fetches(int index) {
   Device& device = state_.of(index);
   if (device.unforeseen.empty()) {
     return;

@@ -73,8 +73,8 @@ void ResidencyEngine::begin(Frame& frame, const Operator& op, std::span<const Op
     if (state_.recorder) {
       let_host_get_ahead(device); // before an event is on the stream, which the device would not have reached yet
     }
-    if (device.durations) {
-      device.durations->begin(decision, device.last_stream, op.key);
+    if (device.timed) {
+      device.time_operator(state_.runtime, decision, op.key);
     }
     const EngineState::OwnTime own(state_, frame.device);
     if (state_.recorder) {
@@ -267,8 +267,8 @@ void ResidencyEngine::end(Frame& frame) noexcept {
         count_since_wake(device, /*surely_outermost=*/false);
       }
       const Decision& decision = state_.of(device).policy->begin(frame.key, {}, false);
-      if (state_.of(device).durations) {
-        state_.of(device).durations->begin(decision, state_.of(device).last_stream, frame.key);
+      if (state_.of(device).timed) {
+        state_.of(device).time_operator(state_.runtime, decision, frame.key);
       }
     }
     const std::size_t workspace =
@@ -285,7 +285,7 @@ void ResidencyEngine::end(Frame& frame) noexcept {
     const EngineState::OwnTime own(state_, device);
     const Decision& decision = state_.of(device).policy->end(frame.births, workspace);
     if (state_.of(device).quiescent) {
-      fetches_.follow(decision, device);
+      follow(decision, device);
     }
     if (evicts_after_operators_) {
       room_.evict_all(device, state_.of(device).last_stream);

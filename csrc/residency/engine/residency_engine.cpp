@@ -49,8 +49,7 @@ void Engine::Lock::wait_for_a_block() {
 ResidencyEngine::ResidencyEngine(ManagedRuntime& runtime, CachingManagedAllocator& memory, StorageAdapter& storages)
     : state_(runtime, memory, storages),
       copies_(state_, room_), // keeps a reference, and calls nothing yet
-      room_(state_, copies_),
-      fetches_(state_, copies_, room_) {}
+      room_(state_, copies_) {}
 
 bool ResidencyEngine::watches(int device) const {
   return state_.watches(device);

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "residency/engine/engine_state.h"
-#include "residency/engine/fetches_ahead.h"
+#include "residency/engine/room.h"
 
 namespace torch_uvm {
 
@@ -112,6 +112,24 @@ class ResidencyEngine final : public Engine, public PressureCallback {
   /// The smallest budget whose cap holds that many bytes.
   std::size_t budget_for(int device, std::size_t bytes) const;
 
+  // fetches_ahead.cpp
+  void follow(const Decision& decision, int device);
+  /// Starts what the decision writes back or retires.
+  void write_back(const Decision& decision, int device);
+  /// The record of a storage that may be written back now and leave later; nullptr: it may not.
+  Record* leaving(StorageId id);
+  /// Frees the retiring device copies whose write-backs are done.
+  /// \param latest the latest write-back that may be done
+  void release_read_copies(int device, std::uint64_t latest);
+  /// The record of a pending fetch that is still needed and may start; nullptr: none.
+  Record* wanted(const Device::Fetch& pending) const;
+  /// Whether so many bytes more may be prefetched now.
+  static bool may_fetch_ahead(const Device& device, std::size_t bytes);
+  static void forget_fetches(Device& device) noexcept;
+  void start_pending_fetches(int device, bool changed);
+  /// Adds the noted re-fetches that are needed soon to `pending`, in order of need.
+  void queue_unforeseen_fetches(int device);
+
   // sleep.cpp
   /// Whether an idle device that wakes at that many allocated bytes has room to spare within its cap.
   static bool leaves_room(const Device& device, std::size_t alarm);
@@ -163,7 +181,6 @@ class ResidencyEngine final : public Engine, public PressureCallback {
   EngineState state_;
   Copies copies_;
   Room room_;
-  FetchesAhead fetches_;
 
   mutable std::mutex mutex_;
   std::atomic<std::thread::id> holder_; ///< the thread that has a `Lock`

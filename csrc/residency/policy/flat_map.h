@@ -99,14 +99,6 @@ class FlatMap {
   Iterator end() const {
     return {slots_.data() + slots_.size(), slots_.data() + slots_.size()};
   }
-  template <typename F>
-  void for_each(F&& visit) {
-    for (auto& [key, value] : slots_) {
-      if (key != kNoKey) {
-        visit(key, value);
-      }
-    }
-  }
 
  private:
   static constexpr std::size_t kNowhere = ~std::size_t{0};

@@ -94,9 +94,9 @@ void Policy::State::solve(KnownSchedule& known) {
   for (Value& value : iteration.values) {
     value.pinned = value.on_host = false;
   }
-  storages.for_each([&](StorageId storage, const StorageState& state) {
+  for (const auto& [storage, state] : storages) {
     if (!state.pinned && !state.on_host) {
-      return;
+      continue;
     }
     if (const std::uint32_t* value = iteration.value_of.find(storage)) {
       iteration.values[*value].pinned = state.pinned;
@@ -104,7 +104,7 @@ void Policy::State::solve(KnownSchedule& known) {
     } else if (state.pinned) {
       left.budget -= std::min(left.budget, state.bytes);
     }
-  });
+  }
   if (known.untimed == 0) {
     choose_fastest(known.schedule, left);
     catch_up = forget = true;
