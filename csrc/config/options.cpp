@@ -149,11 +149,6 @@ constexpr std::array kTable{
           o.allocator.segment_max_bytes = parse_bytes(text);
           return true;
         }},
-    Row{"release_threshold",
-        [] { return std::string("bytes such as 1GiB, or none"); },
-        "release free segments of a home beyond that many bytes; none: keep them until memory is needed",
-        [](const Options& o) { return show(o.allocator.release_threshold); },
-        [](Options& o, std::string_view text) { return read_bytes_or_none(text, o.allocator.release_threshold); }},
     Row{"zero_on_alloc",
         [] { return std::string("true, false, 1, 0, on, off"); },
         "zero the managed memory of every new tensor, so that it does not contain the data of a freed one",

@@ -284,15 +284,10 @@ class Machine {
 
   void set_options() {
     AllocatorOptions options = allocator_->options();
-    switch (input_.below(3)) {
-      case 0:
-        options.populate = !options.populate;
-        break;
-      case 1:
-        options.segment_min_bytes = input_.below(2) == 0 ? std::nullopt : std::optional(input_.below(64) * MiB);
-        break;
-      default:
-        options.release_threshold = input_.below(2) == 0 ? std::nullopt : std::optional(input_.below(64) * MiB);
+    if (input_.below(3) == 0) {
+      options.populate = !options.populate;
+    } else {
+      options.segment_min_bytes = input_.below(2) == 0 ? std::nullopt : std::optional(input_.below(64) * MiB);
     }
     allocator_->set_options(options);
   }

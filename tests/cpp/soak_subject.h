@@ -164,8 +164,7 @@ class CachingSubject final : public Subject, private PressureCallback {
   void set_options(std::uint32_t choice) override {
     AllocatorOptions options;
     options.populate = choice % 2 == 0;
-    options.release_threshold = choice / 2 % 3 == 0 ? std::optional(24 * MiB) : std::nullopt;
-    options.segment_min_bytes = choice / 6 % 3 == 0 ? std::nullopt : std::optional(kSegmentMin);
+    options.segment_min_bytes = choice / 2 % 3 == 0 ? std::nullopt : std::optional(kSegmentMin);
     allocator_.set_options(options);
   }
   /// Relocates neighbours, or finds ranges, as the residency engine does. Blocks with a tag may be moved.

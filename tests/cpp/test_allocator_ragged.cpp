@@ -190,4 +190,25 @@ TEST(without_free_device_memory_a_segment_is_no_larger_than_its_request) {
   rig.allocator->free(block);
 }
 
+TEST(unused_segments_stay_cached) {
+  Rig rig = recorded(apart());
+  std::vector<Block*> blocks;
+  for (int i = 0; i < 8; ++i) {
+    blocks.push_back(rig.allocate(16 * MiB));
+  }
+  for (Block* const block : blocks) {
+    rig.allocator->free(block);
+  }
+  CHECK_EQ(rig.reserved(), static_cast<std::int64_t>(128 * MiB));
+  CHECK_EQ(static_cast<RecordingRuntime&>(*rig.runtime).count("free_managed"), std::size_t{0});
+}
+
+TEST(options_out_of_range_are_refused) {
+  Rig rig = recorded(apart());
+  AllocatorOptions options;
+  options.segment_min_bytes = MiB;
+  CHECK_THROWS(InvalidArgument, rig.allocator->set_options(options));
+  CHECK(!rig.allocator->options().segment_min_bytes);
+}
+
 HARNESS_MAIN()

@@ -31,23 +31,4 @@ TEST(the_hosts_memory_bounds_segments) {
   CHECK_EQ(fake_cuda_count("cudaMallocManaged"), std::size_t{0});
 }
 
-TEST(the_release_threshold_bounds_the_cache) {
-  {
-    AllocatorOptions options = apart();
-    options.release_threshold = 20 * MiB;
-    Rig rig(made(), true, options);
-    std::vector<Block*> blocks;
-    for (int i = 0; i < 4; ++i) {
-      blocks.push_back(rig.allocate(12 * MiB));
-    }
-    CHECK_EQ(rig.runtime->managed_bytes(), 48 * MiB);
-    for (Block* const block : blocks) {
-      rig.allocator->free(block);
-    }
-    CHECK_EQ(rig.runtime->managed_bytes(), 12 * MiB);
-    rig.check();
-  }
-  all_is_well();
-}
-
 HARNESS_MAIN()

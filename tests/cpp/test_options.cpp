@@ -44,7 +44,6 @@ TEST(an_empty_text_means_the_defaults) {
     CHECK(options.allocator.populate);
     CHECK_EQ(*options.allocator.segment_min_bytes, kSegmentMin);
     CHECK_EQ(options.allocator.segment_max_bytes, kSegmentMax);
-    CHECK(!options.allocator.release_threshold);
     CHECK(!options.zero_on_alloc);
     CHECK_EQ(options.emulated.devices, 1);
     CHECK_EQ(options.emulated.memory, 256 * MiB);
@@ -55,8 +54,7 @@ TEST(every_option_is_parsed) {
   const Options options = parse_options(
       "limit:4GiB,budget:80%,host_limit:8GiB,staging:8MiB,relocation_min:4KiB, populate : off "
       ",emulated_devices:2,emulated_memory:1GiB,emulated_profile:h200,"
-      "emulated_schedule_seed:18446744073709551615,segment_min:64MiB,segment_max:1GiB,"
-      "release_threshold:0,zero_on_alloc:1");
+      "emulated_schedule_seed:18446744073709551615,segment_min:64MiB,segment_max:1GiB,zero_on_alloc:1");
   CHECK_EQ(*options.limit, 4 * GiB);
   CHECK_EQ(options.budget->percent, 80.0);
   CHECK_EQ(*options.host_limit, 8 * GiB);
@@ -66,7 +64,6 @@ TEST(every_option_is_parsed) {
   CHECK(!options.allocator.populate);
   CHECK_EQ(*options.allocator.segment_min_bytes, 64 * MiB);
   CHECK_EQ(options.allocator.segment_max_bytes, 1 * GiB);
-  CHECK_EQ(*options.allocator.release_threshold, std::size_t{0});
   CHECK(options.zero_on_alloc);
   CHECK_EQ(options.emulated.devices, 2);
   CHECK_EQ(options.emulated.memory, 1 * GiB);
@@ -75,8 +72,8 @@ TEST(every_option_is_parsed) {
 }
 
 TEST(none_unsets_a_value) {
-  Options options = parse_options("limit:1GiB,emulated_schedule_seed:3,release_threshold:1GiB");
-  for (const char* key : {"limit", "emulated_schedule_seed", "segment_min", "release_threshold"}) {
+  Options options = parse_options("limit:1GiB,emulated_schedule_seed:3");
+  for (const char* key : {"limit", "emulated_schedule_seed", "segment_min"}) {
     set_option(options, key, "None");
     CHECK_EQ(value_of(options, key), "none");
   }
@@ -134,7 +131,6 @@ TEST(values_out_of_range_are_refused) {
                            "staging:some",
                            "segment_min:1MiB",
                            "segment_max:none",
-                           "release_threshold:-1",
                            "zero_on_alloc:2",
                            "emulated_devices:0",
                            "emulated_devices:65",

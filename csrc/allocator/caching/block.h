@@ -115,8 +115,6 @@ struct Segment {
   Block* first = nullptr;
   std::size_t used = 0; ///< blocks that are not free
   std::uint64_t unused_since = 0; ///< in ticks of the heap's clock; valid while no block is in use
-  Segment* unused_before = nullptr; ///< list of the home's unused segments, oldest first
-  Segment* unused_after = nullptr;
 };
 
 /// Work that may still touch a block, on a stream other than its free list's.

@@ -44,7 +44,7 @@ CachingManagedAllocator::State::State(ManagedRuntime& runtime, std::unique_ptr<S
       pool_statistics(devices),
       events(runtime, devices),
       stream_order(events),
-      heap(pool_statistics, devices) {}
+      heap(pool_statistics) {}
 
 void CachingManagedAllocator::State::check_location(Location home) const {
   if (home.index >= devices || home.index < -1) {
@@ -122,9 +122,6 @@ Block* CachingManagedAllocator::allocate(std::size_t bytes, Location home, Strea
     return block;
   }
   std::optional<OutOfMemory> refusal;
-  if (state.options.release_threshold) {
-    state.release_excess(home);
-  }
   if (Block* const block = state.from_fresh_segment(request, lock, refusal)) {
     return block;
   }
@@ -357,9 +354,6 @@ void CachingManagedAllocator::set_options(const AllocatorOptions& options) {
   const std::lock_guard lock(state_->mutex);
   const WalkAfterwards walk(*state_);
   state_->options = options;
-  for (int home = -1; home < state_->devices && options.release_threshold && !state_->in_forked_child; ++home) {
-    state_->release_excess(Location{home});
-  }
 }
 
 std::optional<std::string> CachingManagedAllocator::check() const {

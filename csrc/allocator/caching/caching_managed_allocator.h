@@ -55,9 +55,6 @@ struct AllocatorOptions {
   /// the memory is not managed, every large request gets its own segment.
   std::optional<std::size_t> segment_min_bytes = kSegmentMin;
   std::size_t segment_max_bytes = kSegmentMax;
-  /// Maximum bytes of unused segments that a home keeps. Above it, the next free or allocation releases those unused
-  /// for longest whose work is done. Unset: keep all.
-  std::optional<std::size_t> release_threshold = std::nullopt;
 };
 
 /// Memory-pressure callback: the residency layer implements it and the allocator calls it when memory runs short.

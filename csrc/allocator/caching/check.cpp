@@ -108,29 +108,6 @@ void compare(const Levels& counted, const Statistics& kept, const std::string& w
   }
 }
 
-/// Checks that the list of a home's unused segments contains each of them once, oldest first.
-void check_unused(const Heap& heap, Location home, Findings& findings) {
-  std::size_t segments = 0;
-  for (const auto& [address, segment] : heap.segments()) {
-    segments += segment.home == home && segment.used == 0;
-  }
-  std::size_t listed = 0;
-  std::size_t bytes = 0;
-  const Segment* before = nullptr;
-  for (const Segment* segment = heap.unused(home).oldest; segment != nullptr; segment = segment->unused_after) {
-    findings.expect(segment->used == 0 && segment->home == home && segment->unused_before == before &&
-                        (before == nullptr || before->unused_since <= segment->unused_since),
-                    "the list of unused segments of ", to_string(home), " is broken");
-    before = segment;
-    bytes += segment->bytes;
-    if (++listed > segments) {
-      break;
-    }
-  }
-  findings.expect(listed == segments && before == heap.unused(home).newest && bytes == heap.unused(home).bytes,
-                  "the list of unused segments of ", to_string(home), " has ", listed, " of ", segments);
-}
-
 } // namespace
 
 std::optional<std::string> CachingManagedAllocator::State::check() const {
@@ -191,7 +168,6 @@ std::optional<std::string> CachingManagedAllocator::State::check() const {
   }
   findings.expect(unrecorded == unrecorded_first, "what is not recorded is not pending");
   for (int home = -1; home < devices; ++home) {
-    check_unused(heap, Location{home}, findings);
     compare(recounts[Location{home}], pool_statistics.statistics(Location{home}), to_string(Location{home}), findings);
   }
   compare(recounts[std::nullopt], pool_statistics.statistics(std::nullopt), "all homes", findings);

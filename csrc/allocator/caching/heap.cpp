@@ -67,23 +67,6 @@ void Heap::count_pieces(const Segment& segment, int sign) noexcept {
   }
 }
 
-void Heap::append_unused(Segment& segment) noexcept {
-  Unused& list = unused_of(segment);
-  segment.unused_since = clock_;
-  segment.unused_before = list.newest;
-  segment.unused_after = nullptr;
-  (list.newest != nullptr ? list.newest->unused_after : list.oldest) = &segment;
-  list.newest = &segment;
-  list.bytes += segment.bytes;
-}
-
-void Heap::remove_unused(Segment& segment) noexcept {
-  Unused& list = unused_of(segment);
-  (segment.unused_before != nullptr ? segment.unused_before->unused_after : list.oldest) = segment.unused_after;
-  (segment.unused_after != nullptr ? segment.unused_after->unused_before : list.newest) = segment.unused_before;
-  list.bytes -= segment.bytes;
-}
-
 Block* Heap::split(Block* free, std::size_t bytes) {
   Segment& segment = *free->segment;
   Block* taken = free;
@@ -111,7 +94,6 @@ Block* Heap::split(Block* free, std::size_t bytes) {
   }
   taken->state = BlockState::kReserved;
   if (segment.used++ == 0) {
-    remove_unused(segment);
     count_pieces(segment, 1);
   }
   return taken;
@@ -144,7 +126,7 @@ void Heap::release(Block* block) noexcept {
   Block* const before = alike(block->before) ? block->before : nullptr;
   Block* const after = alike(block->after) ? block->after : nullptr;
   if (--segment.used == 0) {
-    append_unused(segment);
+    segment.unused_since = clock_;
     count_pieces(segment, -1);
   } else {
     pool_statistics_.split_changed(block->free_list->home, pool_of(block), 1 - (before != nullptr) - (after != nullptr),
@@ -273,7 +255,6 @@ Block* Heap::split_range(const Run& run, std::size_t bytes) {
   taken->bytes = bytes;
   taken->state = BlockState::kReserved;
   if (segment.used++ == 0) {
-    remove_unused(segment);
     count_pieces(segment, 1);
   }
   return taken;
@@ -308,14 +289,13 @@ Block* Heap::add_segment(Slot& slot, void* ptr, std::size_t bytes, Location home
   block->state = BlockState::kFree;
   block->freed_at = ++clock_;
   index_of(block).insert(block);
-  append_unused(segment);
+  segment.unused_since = clock_;
   pool_statistics_.segment_made(home, pool_kind(kind), bytes);
   return block;
 }
 
 Heap::Segments::iterator Heap::remove_segment(Segments::iterator position) noexcept {
   Segment& segment = position->second;
-  remove_unused(segment);
   for (Block* block = segment.first; block != nullptr;) {
     Block* const next = block->after;
     index_of(block).erase(block);

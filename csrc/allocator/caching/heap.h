@@ -14,7 +14,6 @@
 #include <map>
 #include <optional>
 #include <utility>
-#include <vector>
 
 #include "allocator/caching/block.h"
 #include "allocator/caching/pool_statistics.h"
@@ -25,8 +24,7 @@ class Heap {
  public:
   using Segments = std::map<std::uintptr_t, Segment>; ///< by address
 
-  Heap(PoolStatistics& pool_statistics, int devices)
-      : pool_statistics_(pool_statistics), unused_(static_cast<std::size_t>(devices) + 1) {}
+  explicit Heap(PoolStatistics& pool_statistics) : pool_statistics_(pool_statistics) {}
   Heap(const Heap&) = delete;
   Heap& operator=(const Heap&) = delete;
 
@@ -105,15 +103,6 @@ class Heap {
   /// Removes a segment with no block in use. \return the next segment
   Segments::iterator remove_segment(Segments::iterator segment) noexcept;
 
-  /// The unused segments of a home (no block in use), those unused for longest first.
-  struct Unused {
-    Segment* oldest = nullptr;
-    Segment* newest = nullptr;
-    std::size_t bytes = 0;
-  };
-  const Unused& unused(Location home) const {
-    return unused_[static_cast<std::size_t>(home.index + 1)];
-  }
   /// Advances whenever a block is filed: a block filed by now has a tick of at most this.
   std::uint64_t clock() const {
     return clock_;
@@ -142,15 +131,10 @@ class Heap {
   static PoolKind pool_of(const Block* block) {
     return pool_kind(block->segment->size_class);
   }
-  Unused& unused_of(const Segment& segment) {
-    return unused_[static_cast<std::size_t>(segment.home.index + 1)];
-  }
   /// Calls `tell` for each minimal window of free neighbours that holds the request. Finds them in the indexes: most
   /// blocks are allocated.
   template <typename Tell>
   void each_run(std::size_t bytes, std::optional<Location> segment_home, Tell tell) const;
-  void append_unused(Segment& segment) noexcept;
-  void remove_unused(Segment& segment) noexcept;
   FreeList& look_up_free_list(Location home, Stream stream);
   /// Updates the count of free pieces in partly used segments: every free piece of the segment starts (+1) or stops
   /// (-1) being counted.
@@ -161,7 +145,6 @@ class Heap {
   FreeList* last_free_list_ = nullptr;
   Segments segments_;
   BlockPool pool_;
-  std::vector<Unused> unused_; ///< index 0: the host; then the devices
   std::uint64_t clock_ = 0;
 };
 

@@ -37,11 +37,7 @@ void CachingManagedAllocator::State::free(Block* block) noexcept {
   if (block->uses.empty() || in_forked_child) { // a child has no device work and never reuses blocks
     block->uses.clear();
     pool_statistics.freed(home, kind, block->bytes, block->requested);
-    const Segment& segment = *block->segment;
     heap.release(block);
-    if (segment.used == 0 && options.release_threshold && !in_forked_child) {
-      release_excess(segment.home);
-    }
     return;
   }
   pool_statistics.freed_pending(home, kind, block->bytes, block->requested);
@@ -94,7 +90,7 @@ void CachingManagedAllocator::State::record_pending() noexcept {
 void CachingManagedAllocator::State::reclaim(Block* block) noexcept {
   remove_pending(block);
   pool_statistics.reclaimed(block->free_list->home, pool_kind(block->segment->size_class), block->bytes);
-  heap.release(block); // an unused segment is released later (release_excess): the caller may be using it
+  heap.release(block);
 }
 
 void CachingManagedAllocator::State::poll_pending(bool all) {
