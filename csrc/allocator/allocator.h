@@ -22,6 +22,7 @@ struct Allocation {
   void* ptr = nullptr;
   std::size_t bytes = 0; ///< as requested
   void* handle = nullptr; ///< private to the allocator
+  Stream stream = {}; ///< private to adaptors: the stream that it was requested for
 
   explicit operator bool() const {
     return ptr != nullptr;

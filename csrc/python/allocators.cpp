@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <iterator>
 #include <memory>
 #include <mutex>
@@ -12,10 +13,10 @@
 #include <vector>
 
 #include "allocator/adaptors/adaptors.h"
+#include "allocator/adaptors/allocation_log.h"
 #include "allocator/adaptors/caching_allocator.h"
 #include "allocator/arena/arena.h"
 #include "allocator/plan/allocation_plan.h"
-#include "allocator/replay/allocation_log.h"
 #include "allocator/replay/replay.h"
 #include "python/bindings.h"
 #include "tensor/process/context.h"
@@ -40,7 +41,7 @@ py::dict figures_dict(const Allocator& allocator) {
   return dict;
 }
 
-py::dict passed_dict(const CountingAllocator& allocator) {
+py::dict passed_dict(const Adaptor& allocator) {
   const PassedThrough now = without_gil([&] { return allocator.passed(); });
   py::dict dict;
   dict["allocations"] = now.allocations;
@@ -54,7 +55,7 @@ py::dict passed_dict(const CountingAllocator& allocator) {
 }
 
 /// A memory-pressure callback that calls Python. Any thread may destroy it, even after the interpreter has ended.
-RetryingAllocator::Callback callback_of(py::function function) {
+std::function<bool(std::size_t, Location)> callback_of(py::function function) {
   const std::shared_ptr<py::function> kept(new py::function(std::move(function)), [](py::function* held) {
     if (Py_IsInitialized() != 0) { // else leaked, because it cannot be deleted without an interpreter
       const py::gil_scoped_acquire gil;
@@ -80,9 +81,7 @@ py::dict report_dict(const AllocationPlan& plan) {
   dict["misses"] = now.misses;
   dict["outlived"] = now.outlived;
   dict["requests"] = now.requests;
-  dict["planned_requests"] = now.planned_requests;
   dict["planned_bytes"] = now.planned_bytes;
-  dict["peak_live_bytes"] = now.peak_live_bytes;
   py::list layout;
   for (const auto& [offset, request] : now.layout) {
     layout.append(py::make_tuple(offset, request.bytes, request.begin, request.end));
@@ -171,18 +170,18 @@ void bind_allocators(py::module_& module) {
           "serves", [](const Allocator& self, const c10::Device& device) { return self.serves(location_of(device)); },
           no_gil)
       .def("description", &Allocator::description, no_gil);
-  py::class_<CountingAllocator, Allocator, std::shared_ptr<CountingAllocator>>(module, "CountingAllocator",
-                                                                               no_gil_at_end)
-      .def("passed", &passed_dict, no_gil_inside)
-      .def("reset_peaks", &CountingAllocator::reset_peaks, no_gil);
-  py::class_<LoggingAllocator, Allocator, std::shared_ptr<LoggingAllocator>>(module, "LoggingAllocator", no_gil_at_end)
-      .def(py::init([](Shared upstream, std::string path) {
-             return without_gil(
-                 [&] { return std::make_shared<LoggingAllocator>(std::move(upstream), std::move(path)); });
+  py::class_<Adaptor, Allocator, std::shared_ptr<Adaptor>>(module, "Adaptor", no_gil_at_end)
+      .def(py::init([](Shared upstream, std::optional<std::size_t> limit, std::optional<py::function> callback,
+                       std::string log) {
+             AdaptorOptions options{limit, callback ? callback_of(std::move(*callback)) : nullptr, std::move(log)};
+             return without_gil([&] { return std::make_shared<Adaptor>(std::move(upstream), std::move(options)); });
            }),
-           py::arg("upstream"), py::arg("path"), no_gil_inside)
+           py::arg("upstream"), py::arg("limit") = py::none(), py::arg("callback") = py::none(), py::arg("log") = "",
+           no_gil_inside)
+      .def("passed", &passed_dict, no_gil_inside)
+      .def("reset_peaks", &Adaptor::reset_peaks, no_gil)
       .def(
-          "close", [](LoggingAllocator& self) { return end_tuple(without_gil([&] { return self.log().close(); })); },
+          "close_log", [](Adaptor& self) { return end_tuple(without_gil([&] { return self.close_log(); })); },
           no_gil_inside);
   py::class_<Arena, Allocator, std::shared_ptr<Arena>>(module, "Arena", no_gil_at_end)
       .def(py::init([](Shared upstream, const c10::Device& home, std::size_t initial) {
@@ -220,19 +219,6 @@ void bind_allocators(py::module_& module) {
                                                            CachingOptions{location_of(home), initial, maximum}));
       },
       py::arg("upstream"), py::arg("home"), py::arg("initial"), py::arg("maximum"), no_gil);
-  module.def(
-      "counting_allocator",
-      [](Shared upstream, std::optional<std::size_t> limit) {
-        return std::make_shared<CountingAllocator>(std::move(upstream), limit);
-      },
-      py::arg("upstream"), py::arg("limit"), keeps_gil);
-  module.def(
-      "retrying_allocator",
-      [](Shared upstream, py::function callback) -> Shared {
-        return std::make_shared<RetryingAllocator>(std::move(upstream), callback_of(std::move(callback)));
-      },
-      py::arg("upstream"), py::arg("callback"), keeps_gil);
-
   module.def("start_recording_allocations", &start_recording, py::arg("path"), no_gil);
   module.def("stop_recording_allocations", [] { return end_tuple(without_gil(&stop_recording)); }, no_gil_inside);
   module.def("replay_allocators", &replay_allocators, keeps_gil);

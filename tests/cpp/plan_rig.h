@@ -14,7 +14,7 @@ namespace face {
 /// A plan over a caching allocator with counters, on the recording runtime.
 struct PlanRig {
   RecordingRuntime runtime{2};
-  std::shared_ptr<CountingAllocator> upstream = std::make_shared<CountingAllocator>(caching(runtime));
+  std::shared_ptr<Adaptor> upstream = std::make_shared<Adaptor>(caching(runtime));
   std::unique_ptr<AllocationPlan> plan = std::make_unique<AllocationPlan>(upstream, kHome);
   std::vector<Stream> streams; ///< created by `stream`, destroyed with the rig
 

@@ -154,9 +154,9 @@ inline const std::vector<Target>& targets() {
   const auto adaptors = [](ManagedRuntime& on) {
     return std::make_unique<FaceSubject>(on, [](ManagedRuntime& runtime, std::shared_ptr<Allocator> upstream) {
       auto cache = std::make_shared<CachingAllocator>(runtime, std::move(upstream));
-      auto limiting = std::make_shared<CountingAllocator>(cache, 192 * MiB);
-      return std::make_shared<RetryingAllocator>(std::move(limiting),
-                                                 [cache](std::size_t, Location) { return cache->release() != 0; });
+      const auto release = [cache](std::size_t, Location) { return cache->release() != 0; };
+      auto limiting = std::make_shared<Adaptor>(cache, AdaptorOptions{.limit = 192 * MiB});
+      return std::make_shared<Adaptor>(std::move(limiting), AdaptorOptions{.callback = release});
     });
   };
   static const std::vector<Target> all{

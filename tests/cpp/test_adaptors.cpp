@@ -49,13 +49,13 @@ class Ragged final : public Adaptor {
 
 TEST(an_adaptor_needs_an_upstream) {
   Rig rig;
-  CHECK_THROWS(InvalidArgument, CountingAllocator(nullptr));
+  CHECK_THROWS(InvalidArgument, Adaptor(nullptr));
   CHECK_THROWS(InvalidArgument, CachingAllocator(rig.runtime, nullptr));
 }
 
 TEST(a_limit_is_exact_to_the_byte) {
   Rig rig;
-  CountingAllocator limited(rig.caching, 1000);
+  Adaptor limited(rig.caching, {.limit = 1000});
   const Allocation most = get(limited, 999);
   CHECK_THROWS(OutOfMemory, get(limited, 2));
   const Allocation rest = get(limited, 1);
@@ -69,7 +69,7 @@ TEST(a_limit_is_exact_to_the_byte) {
 
 TEST(requests_that_the_upstream_refuses_do_not_count) {
   Rig rig;
-  CountingAllocator limited(rig.caching, 1 * MiB);
+  Adaptor limited(rig.caching, {.limit = 1 * MiB});
   rig.runtime.set_host_memory_available(0);
   CHECK_THROWS(OutOfMemory, get(limited, 1 * MiB));
   rig.runtime.set_host_memory_available(1 * GiB);
@@ -81,7 +81,7 @@ TEST(requests_that_the_upstream_refuses_do_not_count) {
 TEST(concurrent_threads_never_exceed_a_limit) {
   Rig rig;
   constexpr std::size_t kLimit = 64 * KiB;
-  CountingAllocator limited(rig.caching, kLimit);
+  Adaptor limited(rig.caching, {.limit = kLimit});
   std::vector<std::thread> threads;
   for (int number = 0; number < 4; ++number) {
     threads.emplace_back([&] {
@@ -102,7 +102,7 @@ TEST(concurrent_threads_never_exceed_a_limit) {
 
 TEST(statistics_count_only_allocations_that_pass_through) {
   Rig rig;
-  CountingAllocator counted(rig.caching);
+  Adaptor counted(rig.caching);
   const Allocation elsewhere = get(*rig.caching, 500);
   const Allocation first = get(counted, 100), second = get(counted, 200);
   counted.free(first);
@@ -126,25 +126,25 @@ TEST(statistics_count_only_allocations_that_pass_through) {
 
 TEST(a_failure_callback_may_make_room) {
   Rig rig;
-  const auto limited = std::make_shared<CountingAllocator>(rig.caching, 1 * MiB);
+  const auto limited = std::make_shared<Adaptor>(rig.caching, AdaptorOptions{.limit = 1 * MiB});
   std::vector<Allocation> spare{get(*limited, 512 * KiB), get(*limited, 512 * KiB)};
   std::vector<std::size_t> asked;
-  RetryingAllocator retrying(limited, [&](std::size_t bytes, Location home) {
-    asked.push_back(bytes);
-    CHECK(home == kHome);
-    if (spare.empty()) {
-      return false;
-    }
-    limited->free(spare.back());
-    spare.pop_back();
-    return true;
-  });
+  Adaptor retrying(limited, {.callback = [&](std::size_t bytes, Location home) {
+                     asked.push_back(bytes);
+                     CHECK(home == kHome);
+                     if (spare.empty()) {
+                       return false;
+                     }
+                     limited->free(spare.back());
+                     spare.pop_back();
+                     return true;
+                   }});
   const Allocation all = get(retrying, 1 * MiB); // frees both spare allocations
   CHECK_EQ(asked.size(), std::size_t{2});
   CHECK_THROWS(OutOfMemory, get(retrying, 1));
   CHECK_EQ(asked.back(), std::size_t{1});
   retrying.free(all);
-  RetryingAllocator only_memory(rig.caching, [](std::size_t, Location) -> bool { throw RuntimeFailure("asked"); });
+  Adaptor only_memory(rig.caching, {.callback = [](std::size_t, Location) -> bool { throw RuntimeFailure("asked"); }});
   CHECK_THROWS(InvalidArgument, only_memory.allocate(1, Location::device(9), kStream)); // the callback is not called
 }
 
@@ -172,10 +172,10 @@ TEST(a_pool_uses_its_initial_memory_first_and_stays_below_its_maximum) {
 
 TEST(nested_adaptors_describe_themselves) {
   Rig rig;
-  const auto pool = std::make_shared<CachingAllocator>(rig.runtime, std::make_shared<CountingAllocator>(rig.caching),
+  const auto pool = std::make_shared<CachingAllocator>(rig.runtime, std::make_shared<Adaptor>(rig.caching),
                                                        CachingOptions{.home = kHome, .initial = 4 * MiB});
-  const auto limited = std::make_shared<CountingAllocator>(pool, 1 * MiB);
-  const RetryingAllocator outermost(limited, [](std::size_t, Location) { return false; });
+  const auto limited = std::make_shared<Adaptor>(pool, AdaptorOptions{.limit = 1 * MiB});
+  const Adaptor outermost(limited, {.callback = [](std::size_t, Location) { return false; }});
   CHECK_EQ(outermost.description(), "failure_callback(limit(pool(statistics(caching), 4.00 MiB), 1.00 MiB))");
 }
 

@@ -19,7 +19,8 @@
 #include <utility>
 #include <vector>
 
-#include "allocator/replay/allocation_log.h"
+#include "allocator/adaptors/adaptors.h"
+#include "allocator/adaptors/allocation_log.h"
 #include "face_rig.h"
 
 using namespace face;
@@ -222,7 +223,7 @@ TEST(a_relocated_block_is_logged_as_a_free_and_an_allocation) {
 TEST(an_adaptor_logs_allocations_frees_and_failures) {
   const ScratchFile file;
   Rig rig;
-  LoggingAllocator logging(rig.caching, file.path());
+  Adaptor logging(rig.caching, {.log = file.path()});
   CHECK_EQ(logging.description(), "log(caching)");
   const Stream other = rig.runtime.create_stream(0, 0);
   const Allocation first = logging.allocate(700, kHome, other);
@@ -231,7 +232,7 @@ TEST(an_adaptor_logs_allocations_frees_and_failures) {
   logging.free(first);
   logging.free(logging.allocate(800, kHome, kStream));
   CHECK_THROWS(InvalidArgument, logging.allocate(900, Location::device(9), kStream));
-  CHECK_EQ(logging.log().close().error, "");
+  CHECK_EQ(logging.close_log().error, "");
   const std::vector<Row> rows = rows_of(file);
   CHECK_EQ(rows.size(), std::size_t{5});
   CHECK(rows[0].stream != "0");
@@ -245,11 +246,12 @@ TEST(an_adaptor_logs_allocations_frees_and_failures) {
 
 TEST(rows_of_several_threads_are_in_a_possible_order) {
   for (const bool observed : {true, false}) {
-    const ScratchFile file;
+    const ScratchFile files[2]; // of the observer and of the adaptor
     Rig rig;
-    LoggingAllocator logging(rig.caching, file.path());
+    AllocationLog log(files[0].path());
+    Adaptor logging(rig.caching, {.log = files[1].path()});
     Allocator& used = observed ? *rig.caching : logging;
-    rig.memory.set_observer(observed ? &logging.log() : nullptr);
+    rig.memory.set_observer(observed ? &log : nullptr);
     std::vector<std::thread> threads;
     constexpr int kTurns = 3000; // more rows than a block of the log
     for (int number = 0; number < 4; ++number) {
@@ -265,8 +267,8 @@ TEST(rows_of_several_threads_are_in_a_possible_order) {
       thread.join();
     }
     rig.memory.set_observer(nullptr);
-    CHECK_EQ(logging.log().close().rows, std::uint64_t{4 * 4 * kTurns});
-    CHECK(replayed(rows_of(file)).empty());
+    CHECK_EQ((observed ? log.close() : logging.close_log()).rows, std::uint64_t{4 * 4 * kTurns});
+    CHECK(replayed(rows_of(files[observed ? 0 : 1])).empty());
   }
 }
 

@@ -65,8 +65,6 @@ TEST(the_report_has_the_layout_and_addresses_follow_it) {
   rig.iterate_step(step);
   const PlanReport report = rig.report();
   CHECK_EQ(report.requests, std::size_t{4});
-  CHECK_EQ(report.planned_requests, std::size_t{3});
-  CHECK_EQ(report.peak_live_bytes, std::size_t{4000});
   CHECK_EQ(report.planned_bytes, std::size_t{1024 + 3072});
   CHECK_EQ(report.layout.size(), std::size_t{3});
   CHECK_EQ(report.layout[2].second.begin, 5U);
@@ -119,7 +117,7 @@ TEST(other_streams_and_homes_stay_with_the_upstream) {
   }
   CHECK_EQ(rig.report().misses, 0);
   CHECK_EQ(rig.report().hits, 4); // the plan does not serve the host
-  CHECK_EQ(rig.report().planned_requests, std::size_t{1});
+  CHECK_EQ(rig.report().layout.size(), std::size_t{1});
   rig.close();
 }
 
@@ -298,7 +296,7 @@ TEST(reuse_waits_for_another_stream) {
     });
     CHECK(!rig.runtime.query_event(work)); // nothing has waited for it
     CHECK_EQ(rig.report().misses, 1); // in the first of these iterations: now the upstream serves the first request
-    CHECK_EQ(rig.report().planned_requests, std::size_t{1});
+    CHECK_EQ(rig.report().layout.size(), std::size_t{1});
   }
   rig.runtime.destroy_event(work);
   rig.close();

@@ -1,5 +1,5 @@
 // The suite that every Allocator passes, for the caching allocator and the logging adaptor.
-#include "allocator/replay/allocation_log.h"
+#include "allocator/adaptors/adaptors.h"
 #include "allocator_face.h"
 
 using namespace face;
@@ -14,7 +14,7 @@ const bool registered =
                                     return std::make_shared<CachingAllocator>(runtime, std::move(upstream));
                                   }}) &&
     register_face("log", {.make = [](ManagedRuntime&, std::shared_ptr<Allocator> upstream) {
-                    return std::make_shared<LoggingAllocator>(std::move(upstream), "/dev/null");
+                    return std::make_shared<Adaptor>(std::move(upstream), AdaptorOptions{.log = "/dev/null"});
                   }});
 
 } // namespace

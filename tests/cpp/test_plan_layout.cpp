@@ -7,15 +7,18 @@
 
 #include "harness.h"
 #include "runtime/bytes.h"
-#include "runtime/error.h"
 #include "training_steps.h"
 
 using namespace torch_uvm;
 
 namespace {
 
+struct Checked : PlanLayout {
+  std::size_t peak_live_bytes = 0; ///< of the requests; a lower bound for any layout
+};
+
 /// Verifies a layout by comparing all pairs; the layout algorithm does not do that.
-PlanLayout lay_out_right(const std::vector<PlanRequest>& requests) {
+Checked lay_out_right(const std::vector<PlanRequest>& requests) {
   const PlanLayout layout = lay_out(requests);
   CHECK_EQ(layout.offsets.size(), requests.size());
   std::size_t peak = 0;
@@ -34,8 +37,7 @@ PlanLayout lay_out_right(const std::vector<PlanRequest>& requests) {
     }
     peak = std::max(peak, live);
   }
-  CHECK_EQ(layout.peak_live_bytes, peak);
-  return layout;
+  return {layout, peak};
 }
 
 std::vector<PlanRequest> random_requests(std::uint64_t seed, std::size_t count, std::uint32_t longest,
@@ -59,14 +61,14 @@ TEST(layouts_by_hand) {
   CHECK_EQ(lay_out_right({{1024, 0, 2, {}}, {1024, 2, 3, {}}}).bytes, std::size_t{1024}); // ends when the next begins
   CHECK_EQ(lay_out_right({{1024, 0, 1, {}}, {1024, 2, kNoEnd, {}}, {1024, 3, 4, {}}}).bytes, std::size_t{2048});
   // An algorithm without knowledge of the future puts the third request into the hole that the last one needs.
-  const PlanLayout layout = lay_out_right(
+  const Checked layout = lay_out_right(
       {{2 * MiB, 0, 3, {}}, {1 * MiB, 1, 9, {}}, {1 * MiB, 4, 8, {}}, {1 * MiB, 2, 5, {}}, {2 * MiB, 6, 9, {}}});
   CHECK_EQ(layout.bytes, layout.peak_live_bytes);
 }
 
 TEST(training_steps_need_hardly_more_than_their_peak) {
   const auto expect_close = [](const char* name, const std::vector<PlanRequest>& requests) {
-    const PlanLayout layout = lay_out_right(requests);
+    const Checked layout = lay_out_right(requests);
     const double ratio = static_cast<double>(layout.bytes) / static_cast<double>(layout.peak_live_bytes);
     if (ratio > 1.02) {
       harness::fail(__FILE__, __LINE__, std::string(name) + ": " + std::to_string(ratio) + " of the peak");
@@ -84,12 +86,6 @@ TEST(random_requests_are_laid_out_right) {
     const auto requests = random_requests(seed, 1 + seed * 5, 10 + static_cast<std::uint32_t>(seed % 7) * 40, 8 * MiB);
     CHECK(lay_out_right(requests).offsets == lay_out(requests).offsets);
   }
-}
-
-TEST(invalid_requests_are_refused) {
-  CHECK_THROWS(InvalidArgument, lay_out({{1, 3, 3, {}}}));
-  CHECK_THROWS(InvalidArgument, lay_out({{1, 3, 2, {}}}));
-  CHECK_THROWS(InvalidArgument, lay_out({{~std::size_t{0} / 2, 0, 1, {}}}));
 }
 
 HARNESS_MAIN()

@@ -113,12 +113,12 @@ class Allocator:
 
         Beyond that it raises torch.OutOfMemoryError.
         """
-        return Allocator(_C.counting_allocator(self.handle, byte_count(limit, "limit")))
+        return Allocator(_C.Adaptor(self.handle, limit=byte_count(limit, "limit")))
 
     @exact_keywords
     def with_statistics(self) -> CountingAllocator:
         """An allocator on this one that counts the requests made through it."""
-        return CountingAllocator(_C.counting_allocator(self.handle, None))
+        return CountingAllocator(_C.Adaptor(self.handle))
 
     @exact_keywords
     def with_failure_callback(self, callback: Callable[[int, torch.device], bool]) -> Allocator:
@@ -137,7 +137,7 @@ class Allocator:
             place = torch.device("cpu") if home < 0 or here is None else torch.device(here.type, home)
             return bool(callback(count, place))
 
-        return Allocator(_C.retrying_allocator(self.handle, ask))
+        return Allocator(_C.Adaptor(self.handle, callback=ask))
 
     @exact_keywords
     def with_log(self, path: str | os.PathLike[str]) -> LoggingAllocator:
@@ -148,7 +148,7 @@ class Allocator:
         """
         if not isinstance(path, (str, os.PathLike)):
             raise TypeError(f"path is {show(path)}; accepted: a string or a path")
-        return LoggingAllocator(_C.LoggingAllocator(self.handle, os.path.abspath(path)))
+        return LoggingAllocator(_C.Adaptor(self.handle, log=os.path.abspath(path)))
 
     def stats(self) -> dict[str, int]:
         """What it has now, and has done since it was made.
@@ -169,7 +169,7 @@ class Allocator:
 class CountingAllocator(Allocator):
     """What `Allocator.with_statistics` returns."""
 
-    handle: _C.CountingAllocator
+    handle: _C.Adaptor
 
     def passed(self) -> dict[str, int]:
         """Its requests: `allocations` and `bytes` in use, their `peak_` and `total_`, and `failures`."""
@@ -183,7 +183,7 @@ class CountingAllocator(Allocator):
 class LoggingAllocator(Allocator):
     """What `Allocator.with_log` returns."""
 
-    handle: _C.LoggingAllocator
+    handle: _C.Adaptor
 
     def close(self) -> int:
         """Completes the file; later allocations are not logged. Returns the rows in the file.
@@ -191,7 +191,7 @@ class LoggingAllocator(Allocator):
         Raises:
             RuntimeError: the file could not be written; it ends with a whole row.
         """
-        rows, _, error = self.handle.close()
+        rows, _, error = self.handle.close_log()
         if error:
             raise RuntimeError(error)
         return rows

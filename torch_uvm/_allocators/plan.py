@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -33,7 +34,11 @@ class AllocationPlan(ScopedAllocator):
         lower bound of any layout; and `layout`: (offset, bytes, begin, end) of each planned request, where
         begin and end are positions in the sequence of all allocations and frees.
         """
-        return self.handle.report()
+        report = self.handle.report()
+        layout = report["layout"]
+        changes = [change for _, n, begin, end in layout for change in ((begin, n), (end, -n))]
+        live = accumulate(change for _, change in sorted(changes))
+        return report | {"planned_requests": len(layout), "peak_live_bytes": max(live, default=0)}
 
     def _begin(self) -> None:
         self.handle.begin_iteration()

@@ -2,26 +2,51 @@
 
 #include <algorithm>
 #include <exception>
+#include <utility>
 
 #include "runtime/bytes.h"
 #include "runtime/error.h"
 
 namespace torch_uvm {
 
-Allocation CountingAllocator::allocate(std::size_t bytes, Location home, Stream stream) {
-  {
-    const std::lock_guard lock(mutex_);
-    if (limit_ && bytes > *limit_ - claimed_) {
-      ++passed_.failures;
-      throw OutOfMemory(OutOfMemory::Cause::kLimit, bytes,
-                        format_bytes(bytes) + " requested from " + description() + ", which has " +
-                            format_bytes(claimed_) + " in use");
+Adaptor::Adaptor(std::shared_ptr<Allocator> upstream, AdaptorOptions options)
+    : upstream_(required(std::move(upstream), "an adaptor")),
+      options_(std::move(options)),
+      log_(options_.log.empty() ? nullptr : std::make_unique<AllocationLog>(options_.log)) {}
+
+Allocation Adaptor::allocate(std::size_t bytes, Location home, Stream stream) {
+  while (true) {
+    std::exception_ptr refusal;
+    try {
+      return forward(bytes, home, stream);
+    } catch (const OutOfMemory&) {
+      refusal = std::current_exception();
     }
-    claimed_ += bytes;
+    // Outside the handler, because it may throw and may take long.
+    if (!options_.callback || !options_.callback(bytes, home)) {
+      std::rethrow_exception(refusal);
+    }
   }
+}
+
+Allocation Adaptor::forward(std::size_t bytes, Location home, Stream stream) {
+  std::size_t claimed = 0;
   try {
-    const Allocation allocation = upstream().allocate(bytes, home, stream);
+    {
+      const std::lock_guard lock(mutex_);
+      if (options_.limit && bytes > *options_.limit - claimed_) {
+        throw OutOfMemory(OutOfMemory::Cause::kLimit, bytes,
+                          format_bytes(bytes) + " requested from " + description() + ", which has " +
+                              format_bytes(claimed_) + " in use");
+      }
+      claimed_ += claimed = bytes;
+    }
+    Allocation allocation = upstream_->allocate(bytes, home, stream);
     if (allocation) {
+      allocation.stream = stream;
+      if (log_) {
+        log_->allocated(allocation.ptr, bytes, stream);
+      }
       const std::lock_guard lock(mutex_);
       ++passed_.allocations;
       ++passed_.total_allocations;
@@ -32,15 +57,21 @@ Allocation CountingAllocator::allocate(std::size_t bytes, Location home, Stream 
     }
     return allocation;
   } catch (...) {
+    if (log_) {
+      log_->refused(bytes, stream);
+    }
     const std::lock_guard lock(mutex_);
-    claimed_ -= bytes;
+    claimed_ -= claimed;
     ++passed_.failures;
     throw;
   }
 }
 
-void CountingAllocator::free(const Allocation& allocation) noexcept {
-  upstream().free(allocation); // before the count is lowered, so that bytes counted as free are available
+void Adaptor::free(const Allocation& allocation) noexcept {
+  if (allocation && log_) {
+    log_->freed(allocation.ptr, allocation.bytes, allocation.stream);
+  }
+  upstream_->free(allocation); // before the count is lowered, so that bytes counted as free are available
   if (allocation) {
     const std::lock_guard lock(mutex_);
     claimed_ -= allocation.bytes;
@@ -49,8 +80,8 @@ void CountingAllocator::free(const Allocation& allocation) noexcept {
   }
 }
 
-AllocatorFigures CountingAllocator::figures() const {
-  AllocatorFigures figures = upstream().figures();
+AllocatorFigures Adaptor::figures() const {
+  AllocatorFigures figures = upstream_->figures();
   const PassedThrough now = passed();
   figures.allocations = now.allocations;
   figures.requested_bytes = now.bytes;
@@ -58,34 +89,27 @@ AllocatorFigures CountingAllocator::figures() const {
   return figures;
 }
 
-std::string CountingAllocator::description() const {
-  return limit_ ? "limit(" + upstream().description() + ", " + format_bytes(*limit_) + ")"
-                : "statistics(" + upstream().description() + ")";
+std::string Adaptor::description() const {
+  const char* const kind = options_.limit      ? "limit("
+                           : options_.callback ? "failure_callback("
+                           : log_              ? "log("
+                                               : "statistics(";
+  return kind + upstream_->description() + (options_.limit ? ", " + format_bytes(*options_.limit) : "") + ")";
 }
 
-PassedThrough CountingAllocator::passed() const {
+PassedThrough Adaptor::passed() const {
   const std::lock_guard lock(mutex_);
   return passed_;
 }
 
-void CountingAllocator::reset_peaks() {
+void Adaptor::reset_peaks() {
   const std::lock_guard lock(mutex_);
   passed_.peak_allocations = passed_.allocations;
   passed_.peak_bytes = passed_.bytes;
 }
 
-Allocation RetryingAllocator::allocate(std::size_t bytes, Location home, Stream stream) {
-  while (true) {
-    std::exception_ptr refusal;
-    try {
-      return upstream().allocate(bytes, home, stream);
-    } catch (const OutOfMemory&) {
-      refusal = std::current_exception();
-    }
-    if (!callback_(bytes, home)) { // outside the handler, because it may throw and may take long
-      std::rethrow_exception(refusal);
-    }
-  }
+AllocationLogEnd Adaptor::close_log() noexcept {
+  return log_ ? log_->close() : AllocationLogEnd();
 }
 
 } // namespace torch_uvm

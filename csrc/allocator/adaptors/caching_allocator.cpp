@@ -79,7 +79,8 @@ std::shared_ptr<Allocator> bounded(std::shared_ptr<Allocator> upstream, const Ca
     throw InvalidArgument("a pool that begins with " + format_bytes(options.initial) + " and may have " +
                           format_bytes(*options.maximum));
   }
-  return options.maximum ? std::make_shared<CountingAllocator>(std::move(upstream), options.maximum) : upstream;
+  return options.maximum ? std::make_shared<Adaptor>(std::move(upstream), AdaptorOptions{.limit = options.maximum})
+                         : upstream;
 }
 
 } // namespace

@@ -40,7 +40,7 @@ struct AllocationPlan::Schedule {
   Stream stream; ///< of the layout
   std::vector<Slot> slots;
   std::vector<const Slot*> by_end; ///< the planned slots
-  std::size_t bytes = 0, peak_live_bytes = 0;
+  std::size_t bytes = 0;
   Allocation segment;
   std::int64_t live = 0; ///< allocations in the segment
   std::shared_ptr<Schedule> self; ///< while there are some, which may outlive the plan's use of it
@@ -61,7 +61,6 @@ AllocationPlan::Schedule::Schedule(AllocationPlan& plan, std::vector<Slot> recor
   std::ranges::transform(planned, std::back_inserter(requests), [](const Slot* slot) { return slot->request; });
   const PlanLayout layout = lay_out(requests);
   bytes = layout.bytes;
-  peak_live_bytes = layout.peak_live_bytes;
   for (std::size_t i = 0; i < planned.size(); ++i) {
     planned[i]->schedule = this;
     planned[i]->offset = layout.offsets[i];
@@ -311,13 +310,11 @@ PlanReport AllocationPlan::report() const {
   if (schedule_ != nullptr) {
     report.requests = schedule_->slots.size();
     report.planned_bytes = schedule_->bytes;
-    report.peak_live_bytes = schedule_->peak_live_bytes;
     for (const Slot& slot : schedule_->slots) {
       if (!slot.apart) {
         report.layout.emplace_back(slot.offset, slot.request);
       }
     }
-    report.planned_requests = report.layout.size();
   }
   return report;
 }

@@ -44,9 +44,7 @@ struct PlanReport {
   std::int64_t outlived = 0; ///< planned allocations that were not freed in their iteration
   // Of the plan that the next iteration will follow; all 0 if there is none.
   std::size_t requests = 0;
-  std::size_t planned_requests = 0; ///< of these, the requests in the layout
   std::size_t planned_bytes = 0; ///< size of the layout
-  std::size_t peak_live_bytes = 0; ///< peak of the bytes of planned requests; a lower bound for any layout
   std::vector<std::pair<std::size_t, PlanRequest>> layout; ///< offsets and planned requests, in order
 };
 

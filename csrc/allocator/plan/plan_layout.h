@@ -24,7 +24,6 @@ struct PlanRequest {
 struct PlanLayout {
   std::vector<std::size_t> offsets; ///< one per request, in the order given
   std::size_t bytes = 0;
-  std::size_t peak_live_bytes = 0; ///< peak of the requested bytes; a lower bound for any layout
 };
 
 /// Lays out requests of one stream so that requests with overlapping lifetimes share no byte. The next user's work then
@@ -33,7 +32,7 @@ struct PlanLayout {
 /// Optimal layout is NP-hard. The heuristic tries three orders: by bytes, by bytes times lifetime, by lifetime. Each
 /// request goes into the smallest sufficient gap between the overlapping requests placed before it. An order of n
 /// requests takes n * n / 2 comparisons, about a second for three orders of 16384.
-/// \throws InvalidArgument for a request that ends before it begins, or that is larger than any machine's memory
+/// \param requests each ends after it begins
 PlanLayout lay_out(const std::vector<PlanRequest>& requests);
 
 } // namespace torch_uvm

@@ -67,7 +67,7 @@ constexpr std::array<const char*, 5> kNames = {"none", "caching", "pool", "arena
 
 /// The allocators of a replay.
 struct Subject {
-  std::shared_ptr<CountingAllocator> runtime; ///< the lowest upstream: its allocated bytes are the reserved bytes
+  std::shared_ptr<Adaptor> runtime; ///< the lowest upstream: its allocated bytes are the reserved bytes
   std::shared_ptr<Allocator> allocator; ///< the allocator under test
   /// Serves requests outside iterations, and those for homes that `allocator` does not serve.
   std::shared_ptr<Allocator> outside;
@@ -76,7 +76,7 @@ struct Subject {
 
 Subject make_subject(const std::string& name, ManagedRuntime& runtime, const ReplayOptions& options) {
   Subject subject;
-  subject.runtime = std::make_shared<CountingAllocator>(std::make_shared<RuntimeAllocator>(runtime));
+  subject.runtime = std::make_shared<Adaptor>(std::make_shared<RuntimeAllocator>(runtime));
   if (name == "none") {
     subject.allocator = subject.outside = subject.runtime;
     return subject;

@@ -1,4 +1,4 @@
-#include "allocator/replay/allocation_log.h"
+#include "allocator/adaptors/allocation_log.h"
 
 #include <fcntl.h>
 #include <sys/syscall.h>
@@ -8,8 +8,8 @@
 #include <cinttypes>
 #include <cstdio>
 #include <cstring>
-#include <exception>
 #include <limits>
+#include <utility>
 
 #include "runtime/error.h"
 
@@ -111,40 +111,6 @@ AllocationLogEnd AllocationLog::close() noexcept {
     }
   }
   return end_;
-}
-
-Allocation LoggingAllocator::allocate(std::size_t bytes, Location home, Stream stream) {
-  Allocation allocation;
-  try {
-    allocation = upstream().allocate(bytes, home, stream);
-  } catch (...) {
-    log_.refused(bytes, stream);
-    throw;
-  }
-  if (allocation) {
-    try {
-      const std::lock_guard lock(mutex_);
-      streams_.insert_or_assign(allocation.ptr, stream);
-    } catch (const std::exception&) {
-      // Logging must not make an allocation fail. The free is then logged on the host.
-    }
-    log_.allocated(allocation.ptr, bytes, stream);
-  }
-  return allocation;
-}
-
-void LoggingAllocator::free(const Allocation& allocation) noexcept {
-  if (allocation) {
-    Stream stream;
-    {
-      const std::lock_guard lock(mutex_);
-      if (const auto known = streams_.extract(allocation.ptr)) {
-        stream = known.mapped();
-      }
-    }
-    log_.freed(allocation.ptr, allocation.bytes, stream);
-  }
-  upstream().free(allocation);
 }
 
 } // namespace torch_uvm

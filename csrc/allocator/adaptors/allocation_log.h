@@ -1,5 +1,4 @@
-// A log of allocations in the CSV format of RMM's logging_resource_adaptor, and an adaptor that writes one. Either side
-// can read the other's logs.
+// A log of allocations in the CSV format of RMM's logging_resource_adaptor. Either side can read the other's logs.
 //
 //   Thread,Time,Action,Pointer,Size,Stream
 //   4711,14:02:08.123456,allocate,0x7f0c3a000000,1048576,0
@@ -14,13 +13,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <ctime>
-#include <memory>
 #include <mutex>
 #include <string>
-#include <unordered_map>
-#include <utility>
 
-#include "allocator/adaptors/adaptors.h"
 #include "allocator/allocation_observer.h"
 #include "runtime/forks.h"
 #include "runtime/location.h"
@@ -77,30 +72,6 @@ class AllocationLog final : public AllocationObserver {
   std::time_t second_ = -1; ///< of `time_`
   char time_[16] = {}; ///< hours, minutes and seconds
   AllocationLogEnd end_;
-};
-
-/// Writes a row per allocation, free and failed request. Requests of 0 bytes are not logged. A free is logged before
-/// the upstream gets the memory, and an allocation after the upstream returned it; if two allocations share an address,
-/// the first is therefore logged as freed before the second is logged as allocated.
-class LoggingAllocator final : public Adaptor {
- public:
-  /// \throws InvalidArgument if upstream is null; as AllocationLog
-  LoggingAllocator(std::shared_ptr<Allocator> upstream, std::string path)
-      : Adaptor(std::move(upstream)), log_(std::move(path)) {}
-
-  Allocation allocate(std::size_t bytes, Location home, Stream stream) override;
-  void free(const Allocation& allocation) noexcept override;
-  std::string description() const override {
-    return "log(" + upstream().description() + ")";
-  }
-  AllocationLog& log() {
-    return log_;
-  }
-
- private:
-  AllocationLog log_;
-  std::mutex mutex_; // leaf: nothing is called with it held
-  std::unordered_map<const void*, Stream> streams_; ///< of live allocations
 };
 
 } // namespace torch_uvm
