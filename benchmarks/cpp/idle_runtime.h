@@ -19,7 +19,7 @@ class AddressesOnly final : public SegmentSource {
   void* allocate(std::size_t bytes, Location /*home*/) override {
     return reinterpret_cast<void*>(next_.fetch_add(round_up(bytes, 2 * MiB)));
   }
-  void free(void* /*ptr*/) noexcept override {}
+  void free(void* /*ptr*/, std::size_t /*bytes*/) noexcept override {}
   bool is_managed() const override {
     return true;
   }

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstddef>
-#include <map>
 #include <mutex>
 #include <optional>
 
@@ -18,7 +17,8 @@ class SegmentSource {
  public:
   virtual ~SegmentSource() = default;
   virtual void* allocate(std::size_t bytes, Location home) = 0;
-  virtual void free(void* ptr) noexcept = 0;
+  /// \param bytes as for `allocate`
+  virtual void free(void* ptr, std::size_t bytes) noexcept = 0;
   /// Whether pages of a segment can migrate, so that prefetching them makes sense.
   virtual bool is_managed() const = 0;
   /// Whether it has segments for that home.
@@ -39,7 +39,7 @@ class ManagedSegmentSource final : public SegmentSource {
   void* allocate(std::size_t bytes, Location home) override {
     return runtime_.allocate_managed(bytes, home);
   }
-  void free(void* ptr) noexcept override {
+  void free(void* ptr, std::size_t /*bytes*/) noexcept override {
     runtime_.free_managed(ptr);
   }
   bool is_managed() const override {
@@ -57,7 +57,7 @@ class DeviceSegmentSource final : public SegmentSource {
   void* allocate(std::size_t bytes, Location home) override {
     return runtime_.allocate_device(bytes, home.index);
   }
-  void free(void* ptr) noexcept override {
+  void free(void* ptr, std::size_t /*bytes*/) noexcept override {
     runtime_.free_device(ptr);
   }
   bool is_managed() const override {
@@ -74,7 +74,7 @@ class PinnedSegmentSource final : public SegmentSource {
   explicit PinnedSegmentSource(ManagedRuntime& runtime, std::optional<std::size_t> limit = std::nullopt)
       : runtime_(runtime), limit_(limit) {}
   void* allocate(std::size_t bytes, Location home) override;
-  void free(void* ptr) noexcept override;
+  void free(void* ptr, std::size_t bytes) noexcept override;
   bool is_managed() const override {
     return false;
   }
@@ -95,7 +95,6 @@ class PinnedSegmentSource final : public SegmentSource {
   mutable std::mutex mutex_; // leaf: nothing is called with it held
   std::optional<std::size_t> limit_;
   std::size_t bytes_ = 0; ///< includes bytes currently being requested from the runtime
-  std::map<void*, std::size_t> pinned_; ///< base address -> bytes
 };
 
 } // namespace torch_uvm

@@ -34,13 +34,6 @@ BudgetRequest parse_budget(std::string_view text);
 /// Formats a request so that parse_budget can read it.
 std::string show_budget(const BudgetRequest& request);
 
-/// Removes surrounding white space.
-inline std::string_view trim(std::string_view text) {
-  constexpr std::string_view kSpaces = " \t\r\n";
-  const std::size_t first = text.find_first_not_of(kSpaces);
-  return first == text.npos ? std::string_view() : text.substr(first, text.find_last_not_of(kSpaces) - first + 1);
-}
-
 struct Budget {
   std::size_t bytes = 0;
   std::size_t ceiling = 0; ///< a single operator may exceed the budget up to here

@@ -13,7 +13,7 @@
 #include "emulated/fallback.h"
 #include "emulated/kernels.h"
 #include "emulated/memory.h"
-#include "tensor/dispatch/kernels.h"
+#include "tensor/dispatch/thread_state.h"
 #include "tensor/process/context.h"
 
 namespace torch_uvm::emulated {
@@ -104,7 +104,7 @@ void register_accelerator() {
     at::RegisterPrivateUse1HooksInterface(hooks());
     c10::SetAllocator(kDeviceType, device_allocator(), /*priority=*/255);
     install_cpu_allocator();
-    Kernel::count(); // must come before the first kernel
+    count_kernels(true); // must come before the first kernel
     register_kernels();
     register_collectives();
     registered.store(true);

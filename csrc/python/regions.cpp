@@ -178,7 +178,7 @@ void bind_regions(py::module_& module) {
   module.def("leave_use", &leave_use, py::arg("use"), no_gil);
   module.def("leave_region", &leave_region, py::arg("region"), py::arg("outputs"), no_gil_inside);
   module.def("begin_capture", &begin_capture, no_gil);
-  module.def("end_capture", &end_capture, py::arg("capture"), no_gil);
+  module.def("end_capture", &end_engine_capture, py::arg("capture"), no_gil);
   module.def("note_launch", &note_launch, py::arg("capture"), no_gil);
   module.def("release_capture", &release_capture, py::arg("capture"), no_gil);
 }

@@ -36,10 +36,6 @@ constexpr std::array<Unit, 10> kUnits{{
     {"tb", kKilo * kKilo * kKilo * kKilo},
 }};
 
-bool is_space(char c) {
-  return std::isspace(static_cast<unsigned char>(c)) != 0;
-}
-
 [[noreturn]] void refuse(std::string_view text, const std::string& why) {
   throw InvalidArgument("'" + std::string(text) + "' is not a number of bytes: " + why +
                         "; accepted are figures such as 4096, 64KiB, '512 MiB', 1.5GiB or 2GB "
@@ -84,17 +80,14 @@ std::string exact_bytes(std::size_t bytes) {
   return std::to_string(bytes);
 }
 
+std::string_view trim(std::string_view text) {
+  constexpr std::string_view kSpaces = " \t\r\n\v\f";
+  const std::size_t first = text.find_first_not_of(kSpaces);
+  return first == text.npos ? std::string_view() : text.substr(first, text.find_last_not_of(kSpaces) - first + 1);
+}
+
 std::size_t parse_bytes(std::string_view text) {
-  const auto trim_front = [](std::string_view& part) {
-    while (!part.empty() && is_space(part.front())) {
-      part.remove_prefix(1);
-    }
-  };
-  std::string_view rest = text;
-  trim_front(rest);
-  while (!rest.empty() && is_space(rest.back())) {
-    rest.remove_suffix(1);
-  }
+  std::string_view rest = trim(text);
   if (rest.empty() || std::isdigit(static_cast<unsigned char>(rest.front())) == 0) {
     refuse(text, rest.empty()          ? "it is empty"
                  : rest.front() == '-' ? "it is negative"
@@ -106,8 +99,7 @@ std::size_t parse_bytes(std::string_view text) {
   if (figure.back() == '.') {
     refuse(text, "there is no digit after the point");
   }
-  rest.remove_prefix(figure.size());
-  trim_front(rest);
+  rest = trim(rest.substr(figure.size()));
   std::string name;
   for (const char c : rest) {
     name.push_back(static_cast<char>(std::tolower(static_cast<unsigned char>(c))));

@@ -24,6 +24,9 @@ constexpr std::size_t round_down(std::size_t value, std::size_t step) {
 /// "1.50 GiB", "512 B": two decimals from KiB on.
 std::string format_bytes(std::size_t bytes);
 
+/// Removes surrounding white space.
+std::string_view trim(std::string_view text);
+
 /// Exact, for parse_bytes to read again: a whole number of the largest unit that divides it, such as "1536MiB".
 std::string exact_bytes(std::size_t bytes);
 

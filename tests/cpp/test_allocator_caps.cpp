@@ -24,7 +24,7 @@ struct Slow final : SegmentSource {
     }
     return runtime.allocate_device(bytes, home.index);
   }
-  void free(void* ptr) noexcept override {
+  void free(void* ptr, std::size_t /*bytes*/) noexcept override {
     runtime.free_device(ptr);
   }
   bool is_managed() const override {
@@ -100,25 +100,16 @@ TEST(concurrent_threads_never_exceed_a_hard_cap) {
       const std::size_t now = live.fetch_add(bytes) + bytes;
       for (std::size_t seen = most.load(); seen < now && !most.compare_exchange_weak(seen, now);) {
       }
-      void* const ptr = runtime.allocate_device(bytes, home.index);
-      const std::lock_guard lock(mutex);
-      sizes[ptr] = bytes;
-      return ptr;
+      return runtime.allocate_device(bytes, home.index);
     }
-    void free(void* ptr) noexcept override {
-      {
-        const std::lock_guard lock(mutex);
-        live -= sizes.at(ptr);
-        sizes.erase(ptr);
-      }
+    void free(void* ptr, std::size_t bytes) noexcept override {
+      live -= bytes;
       runtime.free_device(ptr);
     }
     bool is_managed() const override {
       return false;
     }
     ManagedRuntime& runtime;
-    std::mutex mutex;
-    std::map<void*, std::size_t> sizes;
     std::atomic<std::size_t> live = 0, most = 0;
   };
   RecordingRuntime runtime(1);

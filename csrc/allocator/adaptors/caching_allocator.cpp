@@ -38,7 +38,7 @@ class UpstreamSegments final : public SegmentSource {
     return ptr;
   }
 
-  void free(void* ptr) noexcept override {
+  void free(void* ptr, std::size_t /*bytes*/) noexcept override {
     for (int device = 0; device < runtime_.device_count(); ++device) {
       try {
         runtime_.synchronize_device(device);

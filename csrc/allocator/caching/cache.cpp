@@ -142,7 +142,7 @@ Block* CachingManagedAllocator::State::from_new_segment(const Request& request, 
     }
     ptr = source->allocate(bytes, request.home);
     if (reinterpret_cast<std::uintptr_t>(ptr) % kBlockAlignment != 0) {
-      source->free(ptr);
+      source->free(ptr, bytes);
       throw RuntimeFailure("a segment of " + format_bytes(bytes) + " is not aligned to " +
                            std::to_string(kBlockAlignment) + " bytes");
     }
@@ -160,7 +160,7 @@ Block* CachingManagedAllocator::State::from_new_segment(const Request& request, 
     pool_statistics.count(PoolStatistics::k_num_populate_failures, request.home);
   }
   if (!cap_allows(request.home, bytes, over_cap)) { // another thread has set a cap meanwhile
-    source->free(ptr);
+    source->free(ptr, bytes);
     refusal.reset();
     return nullptr;
   }

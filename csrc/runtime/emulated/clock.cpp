@@ -60,10 +60,6 @@ double EmulatedClock::kernel(int device, double stream_us, const Traffic& traffi
   return serve(device, begin + profile_.launch_us, traffic);
 }
 
-double EmulatedClock::more_of_kernel(int device, double stream_us, const Traffic& traffic) {
-  return serve(device, stream_us, traffic);
-}
-
 double EmulatedClock::fill(int device, double stream_us, double queued_us, const Traffic& traffic) {
   return serve(device, start(device, stream_us, queued_us), traffic);
 }

@@ -36,8 +36,8 @@ class EmulatedClock {
   void host_waited(double time_us);
 
   double kernel(int device, double stream_us, const Traffic& traffic);
-  /// Further accesses of a kernel that has already been launched.
-  double more_of_kernel(int device, double stream_us, const Traffic& traffic);
+  /// Accesses of a kernel that has been launched.
+  double serve(int device, double start_us, const Traffic& traffic);
   /// A queued operation that only writes memory (zero_async).
   double fill(int device, double stream_us, double queued_us, const Traffic& traffic);
   double prefetch(int device, double stream_us, double queued_us, Location to, const Traffic& traffic);
@@ -73,7 +73,6 @@ class EmulatedClock {
   double start(int device, double stream_us, double queued_us);
   /// Writes evicted pages back, which stops the device. \return the end of the write-back
   double write_back(int device, double start_us, std::size_t bytes);
-  double serve(int device, double start_us, const Traffic& traffic);
   /// A copy over the link. \return the end
   double cross(Link& link, LinkClock::Direction direction, double at, const Copy& copy) const;
 

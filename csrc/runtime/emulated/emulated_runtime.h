@@ -92,8 +92,7 @@ class EmulatedRuntime final : public ManagedRuntime {
 
   ResidencyInfo residency(const void* ptr, std::size_t bytes) const;
 
-  /// Whether the address lies in this runtime's managed memory, in pinned memory, or in plain device memory.
-  bool is_managed_ptr(const void* ptr) const;
+  /// Whether the address lies in this runtime's pinned memory, or in plain device memory.
   bool is_pinned_ptr(const void* ptr) const;
   std::optional<int> device_of(const void* ptr) const; ///< nullopt: on no device
 

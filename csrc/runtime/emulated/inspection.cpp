@@ -57,7 +57,7 @@ void EmulatedRuntime::end_kernel(Stream stream, std::span<const Touch> accesses)
     for (const Touch& access : accesses) {
       state_->kernel_touch(stream.device, access, traffic);
     }
-    on.time_us = state_->clock.more_of_kernel(stream.device, on.time_us, traffic);
+    on.time_us = state_->clock.serve(stream.device, on.time_us, traffic);
     state_->sample(Location::device(stream.device), traffic, on.time_us);
   }
   state_->queue.tick();
@@ -76,11 +76,6 @@ void EmulatedRuntime::touch_from_host(std::span<const Touch> accesses) {
 ResidencyInfo EmulatedRuntime::residency(const void* ptr, std::size_t bytes) const {
   State::Lock lock(state_->mutex);
   return state_->pages.residency(state_->pages.require(ptr, bytes), ptr, bytes);
-}
-
-bool EmulatedRuntime::is_managed_ptr(const void* ptr) const {
-  State::Lock lock(state_->mutex);
-  return state_->pages.find(ptr) != nullptr;
 }
 
 bool EmulatedRuntime::is_pinned_ptr(const void* ptr) const {

@@ -35,10 +35,6 @@ std::uint64_t begin_capture() {
   return capture;
 }
 
-void end_capture(std::uint64_t capture) noexcept {
-  end_engine_capture(capture);
-}
-
 void note_launch(std::uint64_t capture) {
   if (Context::forked()) {
     return;

@@ -44,8 +44,4 @@ void Kernel::use(c10::StorageImpl* storage, bool writes) {
   }
 }
 
-void Kernel::count() {
-  count_kernels(true);
-}
-
 } // namespace torch_uvm

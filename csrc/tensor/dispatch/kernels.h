@@ -20,10 +20,6 @@ class Kernel {
   /// Call before reading the storage's address.
   void use(c10::StorageImpl* storage, bool writes);
 
-  /// Declares that every kernel has a `Kernel` object from now on, so that `unwatched_kernels` is exact. The emulated
-  /// accelerator calls this.
-  static void count();
-
  private:
   Engine::Frame frame_;
   bool counted_ = false;

@@ -61,7 +61,9 @@ ThreadState& this_thread() noexcept;
 
 // The count of running host kernels over all threads (kernels.h), without those that hold their storages.
 
-void count_kernels(bool on); ///< declares whether all kernels are counted from now on
+/// Declares whether every kernel has a `Kernel` object from now on, so that `unwatched_kernels` is exact. The emulated
+/// accelerator does so.
+void count_kernels(bool on);
 /// \param is_watched whether the engine is awake, so that the kernel will hold its storages and need not count
 /// \return whether it counts
 bool begin_kernel(bool (*is_watched)()) noexcept;

@@ -166,11 +166,12 @@ std::size_t CachingManagedAllocator::State::release(std::optional<Location> home
 
 Heap::Segments::iterator CachingManagedAllocator::State::release(Heap::Segments::iterator segment) noexcept {
   void* const ptr = reinterpret_cast<void*>(segment->first);
+  const std::size_t bytes = segment->second.bytes;
   if (const Location home = segment->second.home; !home.is_host()) {
     caps[static_cast<std::size_t>(home.index)].refused = false;
   }
   const auto next = heap.remove_segment(segment);
-  source->free(ptr); // waits for work still queued on the segment's streams
+  source->free(ptr, bytes); // waits for work still queued on the segment's streams
   return next;
 }
 
