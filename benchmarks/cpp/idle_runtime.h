@@ -31,9 +31,6 @@ class AddressesOnly final : public SegmentSource {
 /// A runtime with two devices whose calls do nothing: the warm path calls no runtime function.
 class IdleRuntime : public ManagedRuntime {
  public:
-  std::string name() const override {
-    return "idle";
-  }
   void prefetch(void*, std::size_t, Location, Stream) override {}
   void advise(void*, std::size_t, Advice, Location) override {}
   void discard(void*, std::size_t, Stream) override {}

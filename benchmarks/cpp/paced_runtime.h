@@ -52,9 +52,6 @@ class PacedRuntime final : public bench::IdleRuntime {
     host_ = std::max(host_, ms);
   }
 
-  std::string name() const override {
-    return "paced";
-  }
   void* allocate_pinned(std::size_t bytes) override {
     return take(pinned_, bytes);
   }

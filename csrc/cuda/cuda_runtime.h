@@ -33,10 +33,6 @@ class CudaRuntime final : public ManagedRuntime {
   CudaRuntime();
   ~CudaRuntime() override; ///< must not run concurrently with a fork
 
-  std::string name() const override {
-    return "cuda";
-  }
-
   void prefetch(void* ptr, std::size_t bytes, Location to, Stream stream) override;
   void advise(void* ptr, std::size_t bytes, Advice advice, Location location) override;
   void discard(void* ptr, std::size_t bytes, Stream stream) override; ///< a no-op before CUDA 13

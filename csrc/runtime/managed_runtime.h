@@ -72,9 +72,6 @@ class ManagedRuntime {
   ManagedRuntime& operator=(const ManagedRuntime&) = delete;
   virtual ~ManagedRuntime() = default;
 
-  /// "cuda", "emulated", "recording".
-  virtual std::string name() const = 0;
-
   // --- managed memory -----------------------------------------------------------------------------
 
   /// Allocates managed memory. Every managed allocation of the process goes through this function, on every runtime.

@@ -319,9 +319,6 @@ class CachingManagedAllocator {
   /// Checks every invariant: blocks tile segments, neighbours are coalesced where they can be, free lists and
   /// statistics agree. Returns the first violation, or nullopt.
   std::optional<std::string> check() const;
-  bool is_valid() const {
-    return !check();
-  }
 
   // For pthread_atfork. The mutex is held across the fork. The child never calls the runtime again, because the
   // runtime's memory belongs to the parent: free only updates the statistics, empty_cache releases nothing, allocate

@@ -24,10 +24,6 @@ EmulatedRuntime::EmulatedRuntime(const EmulatedConfig& config) : state_(std::mak
 
 EmulatedRuntime::~EmulatedRuntime() = default;
 
-const EmulatedConfig& EmulatedRuntime::config() const {
-  return state_->config;
-}
-
 void* EmulatedRuntime::do_allocate_managed(std::size_t bytes, Location home) {
   {
     const State::Lock lock(state_->mutex);

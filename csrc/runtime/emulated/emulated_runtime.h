@@ -40,11 +40,6 @@ class EmulatedRuntime final : public ManagedRuntime {
   explicit EmulatedRuntime(const EmulatedConfig& config = {});
   ~EmulatedRuntime() override;
 
-  std::string name() const override {
-    return "emulated";
-  }
-  const EmulatedConfig& config() const;
-
   void prefetch(void* ptr, std::size_t bytes, Location to, Stream stream) override;
   void advise(void* ptr, std::size_t bytes, Advice advice, Location location) override;
   void discard(void* ptr, std::size_t bytes, Stream stream) override;

@@ -29,10 +29,6 @@ class RecordingRuntime : public ManagedRuntime {
   explicit RecordingRuntime(int devices = 1);
   ~RecordingRuntime() override;
 
-  std::string name() const override {
-    return "recording";
-  }
-
   void prefetch(void* ptr, std::size_t bytes, Location to, Stream stream) override;
   void advise(void* ptr, std::size_t bytes, Advice advice, Location location) override;
   void discard(void* ptr, std::size_t bytes, Stream stream) override;
