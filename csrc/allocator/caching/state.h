@@ -3,7 +3,6 @@
 //   caching_managed_allocator.cpp  the public functions: validation, locking
 //   cache.cpp                      serve a request from the cache or from a new segment
 //   pending.cpp                    free; freed blocks that other streams' work may still touch
-//   release.cpp                    release cached segments before memory runs short
 //   segment_sizes.cpp              size of a new segment
 //   block.h, heap.h                blocks, segments, free lists
 //   stream_order.h                 events that order one stream's reuse after another's work
@@ -171,12 +170,6 @@ struct CachingManagedAllocator::State {
   void reclaim(Block* block) noexcept;
   void append_pending(Block* block) noexcept;
   void remove_pending(Block* block) noexcept;
-
-  // release.cpp
-  /// Releases unused segments beyond the release threshold of a home. Goes from the segment unused for longest and
-  /// stops at the first whose work is not done.
-  void release_excess(Location home) noexcept;
-  bool work_is_done(const Segment& segment) const noexcept;
 
   // failure_path.cpp
   Block* allocate_under_pressure(const Request& request, Lock& lock, std::optional<OutOfMemory> refusal);
