@@ -135,6 +135,11 @@ class TestResize:
         assert storage.nbytes() == 12 * MIB
         assert torch.equal(x.cpu(), torch.arange(2 * MIB, dtype=torch.float32))
 
+    def test_of_more_than_the_budget(self) -> None:
+        x = torch.arange(8 * MIB, dtype=torch.float32, device="emu")  # 32 of 24 MiB
+        x.untyped_storage().resize_(36 * MIB)
+        assert torch.equal(x.cpu(), torch.arange(8 * MIB, dtype=torch.float32))
+
     def test_a_pin_ends_whatever_is_relocated_by_then(self) -> None:
         x = torch.ones(MIB, device="emu")
         kept = torch_uvm.keep_resident(x)

@@ -6,7 +6,8 @@ at an address that has been given out:
 - A bare address (`data_ptr()` of a tensor or a storage, numpy) is materialised first: the call waits for
   transfers, and the bytes stay until the next operator. It does not pin, because many programs use addresses
   as identities.
-- A storage's `resize_` copies its bytes without an operator. It pins them while it runs.
+- A storage's `resize_` copies its bytes without an operator, and so does what reads and writes files for
+  `pickle`. Each is one operator on the storage.
 - Other methods of storages ask for the address and have no operator on a tensor of those bytes: deferred
   updates run first.
 - An export (DLPack, `__cuda_array_interface__`) pins its storage on the device while the consumer may hold
@@ -85,21 +86,22 @@ def _flushing(plain: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _resizing(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `resize_` of storages: no operator, it copies from the storage's address in stream order."""
+def _copying(plain: Callable[..., Any], writes: bool = True) -> Callable[..., Any]:
+    """Wraps `plain`, a method of storages that copies at their address: it is one operator on them."""
+    code = _C.Unobserved(f"torch_uvm.{plain.__name__}", (), None if writes else frozenset(), None)
 
     @run_as_it_is
     @functools.wraps(plain)
-    def call(self: torch.UntypedStorage, size: int) -> Any:
+    def call(self: torch.UntypedStorage, *args: Any) -> Any:
         _flush((self,))
-        if min(self.nbytes(), size) == 0 or _C.label_count(self) == 0:
-            return plain(self, size)
-        held = [torch.empty(0, dtype=torch.uint8, device=self.device).set_(self)]
-        _C.keep_resident(held, True)
+        if self.nbytes() == 0 or args == (0,) or _C.label_count(self) == 0:  # nothing is copied to be empty
+            return plain(self, *args)
+        region = code.enter([torch.empty(0, dtype=torch.uint8, device=self.device).set_(self)])
         try:
-            return plain(self, size)
+            return plain(self, *args)
         finally:
-            _C.keep_resident(held, False)
+            if region is not None:
+                _C.leave_region(region, None)
 
     return call
 
@@ -179,6 +181,8 @@ def watch() -> None:
         _C.replace_data_ptr(method, _gives_out)
     replace_once(torch.Tensor, "numpy", _materialising)
     replace_once(torch.UntypedStorage, "data_ptr", _materialising_storage)
-    replace_once(torch.UntypedStorage, "resize_", _resizing)
+    replace_once(torch.UntypedStorage, "resize_", _copying)
+    replace_once(torch.UntypedStorage, "_set_from_file", _copying)
+    replace_once(torch.UntypedStorage, "_write_file", functools.partial(_copying, writes=False))
     for name in ("copy_", "fill_", "is_pinned", "__getitem__", "__setitem__"):
         replace_once(torch.UntypedStorage, name, _flushing)

@@ -71,6 +71,7 @@ bool Copies::start_write_back(Record& record) {
       return false;
     }
   }
+  state_.storages.watch_for_writes(record, state_.locked); // they would miss the host copy, or come before its bytes
   state_.host_memory->record_stream(record.host_block, link);
   if (!is_host_copy_ready(record)) {
     state_.wait(link, record.host_ready); // an earlier copy may have used another stream (staged or direct)
@@ -230,6 +231,7 @@ bool Copies::start_fetch(Record& record, Need need, Stream stream) {
   Staging* const staging = stages ? ready(state_.of(record.device).incoming) : nullptr;
   const Stream link = staging != nullptr ? staging->link() : stream;
   try {
+    state_.storages.watch_for_writes(record, state_.locked); // they would miss the device copy
     state_.host_memory->record_stream(record.host_block, link);
     if (!is_host_copy_ready(record)) {
       state_.wait(link, record.host_ready);
