@@ -119,6 +119,29 @@ def under_way(rank: Rank) -> None:
         assert torch_uvm.residency(halves) == {torch.device("cpu"): halves.nbytes}  # it may move again
 
 
+def under_way_as_it_wakes(rank: Rank) -> None:
+    """So do those of a collective that began while the engine was idle."""
+    store = dist.distributed_c10d._get_default_store()
+    with rank.budget(32 * MIB, moves=False):
+        x, *others = [filled(rank.rank + 1.0, rank) for _ in range(11)]
+        for _ in range(1000):  # until the engine is idle
+            for each in (x, *others):
+                each.mul_(1)
+            torch_uvm.step()
+        if rank.rank == 1:
+            store.wait(["rank 0 has filled its budget"])
+        work = dist.all_reduce(x, async_op=True)
+        if rank.rank == 0:
+            more = [filled(1.0, rank) for _ in range(60)]
+            for each in more:
+                each.add_(1)
+            assert torch_uvm.residency(x) == {rank.device: x.nbytes}
+            store.set("rank 0 has filled its budget", "")
+        assert work is not None
+        work.wait()
+        assert x.mean().item() == 3.0
+
+
 def larger_than_the_budget(rank: Rank) -> None:
     with rank.budget(2 * MIB, moves=False) as figures:
         x = torch.full((MIB,), rank.rank + 1.0, device=rank.device)
@@ -157,7 +180,7 @@ CASES: dict[str, Callable[[Rank], None]] = {
     case.__name__: case
     for case in (
         ddp, ddp_hook, ddp_deferred, fsdp, fsdp_options, fsdp_deferred, fsdp_checkpoint, tensor_parallel,
-        collectives, backends, written, under_way, larger_than_the_budget, lost,
+        collectives, backends, written, under_way, under_way_as_it_wakes, larger_than_the_budget, lost,
     )
 }  # fmt: skip
 

@@ -12,6 +12,7 @@ void release_collectives(bool /*all*/) noexcept {}
 #else
 
 #include <ATen/core/ivalue_inl.h>
+#include <torch/csrc/distributed/c10d/FakeProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <algorithm>
@@ -30,7 +31,7 @@ struct UnderWay {
   std::unique_ptr<WorkUnderWay> operands;
 };
 
-/// Those that are not known to be done, the oldest first.
+/// Those that are not known to be done, in the order in which to ask.
 struct Collectives {
   std::mutex mutex; ///< in the lock order after the engine's
   std::list<UnderWay> under_way;
@@ -42,8 +43,11 @@ Collectives& collectives() {
   return *all;
 }
 
-/// Some of gloo's are never completed, and have no future.
+/// Some of gloo's are never completed, and have no future. Those of the backend "fake" have one, and never are either.
 bool tells_its_end(c10d::Work& work) {
+  if (dynamic_cast<c10d::FakeWork*>(&work) != nullptr) {
+    return false;
+  }
   try {
     return work.getFuture() != nullptr;
   } catch (const c10::Error&) {
@@ -61,8 +65,8 @@ void note_collective(const Engine::Frame& frame, const c10::IValue& work, bool o
     if (!tells_its_end(*known)) {
       return;
     }
-    std::list<UnderWay> found;
-    found.push_back({known, std::make_unique<WorkUnderWay>(frame)});
+    std::list<UnderWay> found(1); // first, as a WorkUnderWay takes the engine's lock to end
+    found.front() = {known, std::make_unique<WorkUnderWay>(frame)};
     Collectives& all = collectives();
     const std::lock_guard lock(all.mutex);
     all.under_way.splice(all.under_way.end(), found);
@@ -77,24 +81,24 @@ void note_collective(const Engine::Frame& frame, const c10::IValue& work, bool o
 void release_collectives(bool all) noexcept {
   Collectives& those = collectives();
   while (those.any.load(std::memory_order_relaxed)) {
-    std::list<UnderWay> oldest;
+    std::list<UnderWay> next;
     {
       const std::lock_guard lock(those.mutex);
       if (those.under_way.empty()) { // another thread asks
         return;
       }
-      oldest.splice(oldest.end(), those.under_way, those.under_way.begin());
+      next.splice(next.end(), those.under_way, those.under_way.begin());
       those.any = !those.under_way.empty();
     }
     bool done = all;
     try { // outside of the lock: a Work of Python's takes the GIL
-      done = done || oldest.front().work->isCompleted();
+      done = done || next.front().work->isCompleted();
     } catch (...) { // it failed, so nothing is under way
       done = true;
     }
     if (!done) {
       const std::lock_guard lock(those.mutex);
-      those.under_way.splice(those.under_way.begin(), oldest);
+      those.under_way.splice(those.under_way.end(), next); // one that waits for its message keeps none of the others
       those.any = true;
       return;
     }

@@ -104,7 +104,11 @@ void Region::leave(std::span<c10::StorageImpl* const> outputs) noexcept {
 
 WorkUnderWay::WorkUnderWay(std::span<const at::Tensor> tensors) {
   Engine* const engine = engine_in_use();
-  if (engine == nullptr || !engine->is_awake() || Context::forked()) {
+  if (engine == nullptr || Context::forked()) {
+    return;
+  }
+  unwatched_ = Region::enter_unwatched(*engine);
+  if (unwatched_) {
     return;
   }
   frame_.operands.reserve(tensors.size());

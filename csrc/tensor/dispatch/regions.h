@@ -61,6 +61,7 @@ class WorkUnderWay {
 
  private:
   void hold(Record* record);
+  std::unique_ptr<Region> unwatched_; ///< no device was watched: nothing moves before it ends
   Engine::Frame frame_;
 };
 
