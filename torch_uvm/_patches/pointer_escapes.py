@@ -8,6 +8,7 @@ at an address that has been given out:
   as identities.
 - A storage's `resize_` copies its bytes without an operator, and so does what reads and writes files for
   `pickle`. Each is one operator on the storage.
+- An address that PyTorch keeps as an identity is replaced by the storage's, which does not move.
 - Other methods of storages ask for the address and have no operator on a tensor of those bytes: deferred
   updates run first.
 - An export (DLPack, `__cuda_array_interface__`) pins its storage on the device while the consumer may hold
@@ -106,6 +107,19 @@ def _copying(plain: Callable[..., Any], writes: bool = True) -> Callable[..., An
     return call
 
 
+def _telling_apart(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps `plain`, by which `allow_mutation_on_saved_tensors` finds tensors again, at their addresses."""
+
+    @functools.wraps(plain)
+    def call(tensor: torch.Tensor) -> Any:
+        if not _C.is_managed(tensor):
+            return plain(tensor)
+        place = (tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor._version)
+        return place if plain.__name__ == "_get_sid" else (id(tensor), *place)
+
+    return call
+
+
 def _pin_while(lives: torch.Tensor, x: torch.Tensor) -> None:
     """Pins the bytes of `x` until `lives` is freed, in Python and in C++."""
     held = [x.detach()]  # an alias: the bytes of `x` may be replaced (`x.data = ...`)
@@ -184,5 +198,7 @@ def watch() -> None:
     replace_once(torch.UntypedStorage, "resize_", _copying)
     replace_once(torch.UntypedStorage, "_set_from_file", _copying)
     replace_once(torch.UntypedStorage, "_write_file", functools.partial(_copying, writes=False))
+    for name in ("_get_sid", "_get_tid"):
+        replace_once(torch.autograd.graph, name, _telling_apart)
     for name in ("copy_", "fill_", "is_pinned", "__getitem__", "__setitem__"):
         replace_once(torch.UntypedStorage, name, _flushing)
