@@ -119,6 +119,28 @@ def under_way(rank: Rank) -> None:
         assert torch_uvm.residency(halves) == {torch.device("cpu"): halves.nbytes}  # it may move again
 
 
+def under_way_before_a_budget(rank: Rank) -> None:
+    """So do those of one that began before the process's first budget. The first case of a group."""
+    store = dist.distributed_c10d._get_default_store()
+    torch_uvm.enable(budget=None)
+    halves = torch.full((2 * MIB,), rank.rank + 1.0, device=rank.device)
+    if rank.rank == 1:
+        store.wait(["rank 0 has set a budget"])
+    work = dist.all_reduce(halves[:MIB], async_op=True)
+    assert work is not None
+    if rank.rank == 0:
+        torch_uvm.set_budget(12 * MIB)
+        for _ in range(3):
+            halves[MIB:].add_(1)
+            push_out(rank)
+        store.set("rank 0 has set a budget", "")
+    work.wait()
+    assert halves[:MIB].mean().item() == 3.0
+    assert halves[MIB:].mean().item() == (4.0 if rank.rank == 0 else 2.0)
+    torch_uvm.disable()
+    torch_uvm.set_budget(None)
+
+
 def under_way_as_it_wakes(rank: Rank) -> None:
     """So do those of a collective that began while the engine was idle."""
     store = dist.distributed_c10d._get_default_store()
@@ -179,6 +201,7 @@ def lost(rank: Rank) -> None:
 CASES: dict[str, Callable[[Rank], None]] = {
     case.__name__: case
     for case in (
+        under_way_before_a_budget,
         ddp, ddp_hook, ddp_deferred, fsdp, fsdp_options, fsdp_deferred, fsdp_checkpoint, tensor_parallel,
         collectives, backends, written, under_way, under_way_as_it_wakes, larger_than_the_budget, lost,
     )

@@ -103,18 +103,18 @@ void Region::leave(std::span<c10::StorageImpl* const> outputs) noexcept {
 }
 
 WorkUnderWay::WorkUnderWay(std::span<const at::Tensor> tensors) {
-  Engine* const engine = engine_in_use();
-  if (engine == nullptr || Context::forked()) {
+  if (Context::forked()) {
     return;
   }
-  unwatched_ = Region::enter_unwatched(*engine);
+  Engine& engine = made_engine(); // the first budget may be set before the work ends
+  unwatched_ = Region::enter_unwatched(engine);
   if (unwatched_) {
     return;
   }
   frame_.operands.reserve(tensors.size());
-  const Engine::Lock lock(*engine);
+  const Engine::Lock lock(engine);
   for (const at::Tensor& tensor : tensors) {
-    if (Record* const record = find_record(*engine, tensor)) {
+    if (Record* const record = find_record(engine, tensor)) {
       hold(record);
     }
   }
