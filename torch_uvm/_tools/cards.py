@@ -27,8 +27,8 @@ _KEYS = ("format", "version", "name", *_FIGURES, "flops", "link")
 class Card:
     """A GPU, and the host that feeds it. Rates are a second's, as data sheets give them (dense).
 
-    An operator takes ``max(FLOPs / (rate * efficiency), bytes / (memory_rate * efficiency)) + launch_us``
-    on the device, and at least ``host_us``, which the host needs to queue it.
+    An operator takes ``max(FLOPs / (rate * efficiency), bytes / (memory_rate * efficiency)) + launch_us``,
+    a convolution the sum of both, on the device, and at least ``host_us``, which the host needs to queue it.
 
     Args:
         name: such as "h200".

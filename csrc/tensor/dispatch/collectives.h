@@ -7,6 +7,7 @@
 #include <ATen/core/ivalue.h>
 
 #include "residency/engine/engine.h"
+#include "tensor/dispatch/observed_operators.h"
 
 namespace torch_uvm {
 
@@ -14,7 +15,7 @@ namespace torch_uvm {
 /// none, they may move at once if the collective is ordered on the current stream. If it is not, as one of a group that
 /// is sent later, nobody tells its end, and they stay until another operator. Requires the engine's lock.
 /// \param work a c10d::Work, which may be null
-void note_collective(const Engine::Frame& frame, const c10::IValue& work, bool on_current_stream);
+void note_collective(const Engine::Frame& frame, const c10::IValue& work, SentBy sent);
 
 /// Lets the operands of collectives that are done move again. Not under the engine's lock.
 /// \param all those of collectives under way, too: nothing moves any more

@@ -16,6 +16,13 @@
 
 namespace torch_uvm {
 
+/// Where NCCL queues a collective's kernels.
+enum class SentBy : std::uint8_t {
+  kCurrentStream, ///< at once, if it returns no Work
+  kOwnStream, ///< at once
+  kPerhapsAGroup, ///< at the latest when its group ends
+};
+
 class ObservedOperator {
  public:
   ObservedOperator() = default; ///< not an operator but a range that PyTorch names, as around a node of the backward
@@ -37,9 +44,12 @@ class ObservedOperator {
   bool is_collective() const {
     return collective_;
   }
-  /// A collective that NCCL puts on the current stream with these inputs, unless it returns a Work.
-  bool is_on_current_stream(c10::ArrayRef<const c10::IValue> inputs) const {
-    return async_op_ < inputs.size() && inputs[async_op_].isBool() && !inputs[async_op_].toBool();
+  /// Of a collective with these inputs.
+  SentBy sent_by(c10::ArrayRef<const c10::IValue> inputs) const {
+    if (async_op_ >= inputs.size()) {
+      return SentBy::kPerhapsAGroup;
+    }
+    return inputs[async_op_].isBool() && !inputs[async_op_].toBool() ? SentBy::kCurrentStream : SentBy::kOwnStream;
   }
   OperatorKey key() const {
     return key_;

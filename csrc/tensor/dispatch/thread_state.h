@@ -35,7 +35,7 @@ struct ThreadState {
   std::vector<Named> named; ///< operands of the operator inspected last
   std::vector<Engine::Operand> operands;
   CurrentStreams streams;
-  bool on_current_stream = false; ///< of the collective that began last: ObservedOperator::is_on_current_stream
+  SentBy sent_by{}; ///< of the collective that began last
   ObservedOperators known;
 
   void begin_outermost(const at::RecordFunction& function, const ObservedOperator& op) {

@@ -141,8 +141,7 @@ std::unique_ptr<at::ObserverContext> before_operator(const at::RecordFunction& f
       if (inputs.accelerator) { // pin operands that only the nested operator has, or its allocations could evict them
         const Engine::Lock lock(*engine);
         look_up(mine, *engine, op);
-        mine.on_current_stream =
-            op.is_collective() ? op.is_on_current_stream(function.inputs()) : mine.on_current_stream;
+        mine.sent_by = op.is_collective() ? op.sent_by(function.inputs()) : mine.sent_by;
         engine->begin_nested(*mine.running, mine.operands, mine.streams.get());
         for (const Engine::Operand& operand : mine.operands) {
           operand.record->collective = operand.record->collective || op.is_collective();
@@ -155,7 +154,7 @@ std::unique_ptr<at::ObserverContext> before_operator(const at::RecordFunction& f
       wait_for_deferred_updates(function.inputs());
       const Engine::Lock lock(*engine);
       look_up(mine, *engine, op);
-      mine.on_current_stream = op.is_on_current_stream(function.inputs());
+      mine.sent_by = op.sent_by(function.inputs());
       engine->begin(mine.frame,
                     {op.key(), op.name().c_str(), op.in_place_ok(), op.is_collective(),
                      /*region=*/false, !engine->may_run_unwatched() || !may_be_nested()},
@@ -190,7 +189,7 @@ void after_operator(const at::RecordFunction& function, at::ObserverContext* /*c
           if (!lock) {
             lock.emplace(*engine);
           }
-          note_collective(*frame, value, mine.on_current_stream);
+          note_collective(*frame, value, mine.sent_by);
         }
         for_each_tensor(value, [&](const at::Tensor& tensor) {
           c10::StorageImpl* const storage = accelerators_storage(tensor);
