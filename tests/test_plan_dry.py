@@ -73,6 +73,11 @@ def test_an_unchanged_script(tmp_path: Path) -> None:
             (),
             ["no iteration that repeats", "16 steps were run", "--steps 64", "pad"],
         ),
+        (
+            HEAD + LOOP.replace("optimizer.zero", "for _ in range(50 + step): x = x * 2\n    optimizer.zero"),
+            (),
+            ["what repeats is a part of a step", "16 steps were run"],
+        ),
     ],
 )
 def test_a_script_without_a_plan_says_what_to_do(

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from torch_uvm._dry.recurrent import RECURRENT, register, run_recurrent
+from torch_uvm._dry.recurrent import RECURRENT, pack, register, run_recurrent
 from torch_uvm._tools.cards import Card
 
 _EMU = "emu"
+_PACK = torch._C._VariableFunctions._pack_padded_sequence
 _IS_CUDA = Tensor.is_cuda.__get__  # type: ignore[attr-defined]
 
 
@@ -41,8 +42,10 @@ class CudaNames(TorchFunctionMode):
             kwargs = {**kwargs, "device": _translated(kwargs["device"])}
         if any(isinstance(it, (str, torch.device)) for it in args):
             args = tuple(_translated(it) for it in args)
-        if func in RECURRENT and isinstance(args[3], bool) and args[0].device.type == _EMU:  # not packed
+        if func in RECURRENT and args[0].device.type == _EMU:
             return run_recurrent(func.__name__, *args, **kwargs)
+        if func == _PACK and args[0].device.type == _EMU:
+            return pack(*args, **kwargs)
         return func(*args, **kwargs)
 
 

@@ -15,19 +15,20 @@ RECURRENT = frozenset(getattr(torch, name) for name in _KINDS)
 _KEPT = dict(_KINDS.values())
 
 
-def run_recurrent(
-    name: str,
-    first: Tensor,
-    state: Any,
-    weights: list[Tensor],
-    biases: bool,
-    layers: int,
-    dropout: float,
-    train: bool,
-    both: bool,
-    batch_first: bool,
-) -> tuple[Tensor, ...]:
-    """`torch.lstm` and the like as on CUDA. In autocast it casts as there."""
+def pack(padded: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:
+    """`torch._pack_padded_sequence`: the rows that it takes, and how many sequences have each step."""
+    rows = torch.empty(padded.shape[:2])
+    sizes = torch._VF._pack_padded_sequence(rows, lengths, batch_first)[1]
+    count = int(sizes.sum())
+    return padded.flatten(0, 1).index_select(0, torch.arange(count, device=padded.device)), sizes
+
+
+def run_recurrent(name: str, first: Tensor, *args: Any) -> tuple[Tensor, ...]:
+    """`torch.lstm` and the like, of a padded or packed batch, as on CUDA. In autocast it casts as there."""
+    packed = isinstance(args[2], (list, tuple))
+    sizes = args[0].tolist() if packed else []
+    state, weights, biases, layers, dropout, train, both, *rest = args[1:] if packed else args
+    batch_first = not packed and rest[0]
     hidden, cell = state if name == "lstm" else (state, None)
     width = (cell if cell is not None else hidden).size(2)
     projected = hidden.size(2) if hidden.size(2) != width else 0
@@ -39,7 +40,7 @@ def run_recurrent(
     stride = (4 if biases else 2) + bool(projected)
     mode = _KINDS[name][0]
     given = (first, weights, stride, None, hidden, cell)
-    kind: tuple[Any, ...] = (mode, width, projected, layers, batch_first, dropout, train, both, [], None)
+    kind: tuple[Any, ...] = (mode, width, projected, layers, batch_first, dropout, train, both, sizes, None)
     output, *states = torch.ops.aten._cudnn_rnn(*given, *kind)[: 3 if name == "lstm" else 2]
     return (output, *states)
 
@@ -47,8 +48,9 @@ def run_recurrent(
 def steps_of(args: Sequence[Any]) -> int:
     """How many steps one after another the operator takes, in all layers and directions."""
     given, weights, stride = args[:3]
-    batch_first = args[10 if isinstance(args[6], int) else 14]  # the backward has the results before
-    return int(given.size(1 if batch_first else 0) * (len(weights) // stride))
+    at = 10 if isinstance(args[6], int) else 14  # the backward has the results before
+    batch_first, sizes = args[at], args[at + 4]
+    return int((len(sizes) or given.size(1 if batch_first else 0)) * (len(weights) // stride))
 
 
 def flops_of(args: Sequence[Any]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -100,6 +101,9 @@ class Loop:
         self.card = card
         self._traced = TracedLoop(trace)
         whole = self._traced.iteration()
+        shortest = min((end - begin for begin, end in itertools.pairwise(trace.steps)), default=0)
+        if 2 * len(whole.operators) < shortest:
+            raise ValueError("the steps have different operators; what repeats is a part of a step")
         found = self._traced.device
         self.trace = found.trace
         device_ms = whole.in_core_ms * whole.steps
