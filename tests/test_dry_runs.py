@@ -250,6 +250,21 @@ def test_recurrent_layers_are_cudnn_s_operators(tmp_path: Path, kind: str, how: 
     assert kept + 2 * weights < found.peak_bytes < kept + 4 * weights + 11 * 128 * 64 * 512 * 4
 
 
+def test_inference_runs_dry_between_its_steps(tmp_path: Path) -> None:
+    text = """
+        import torch
+        import torch_uvm
+
+        layers = torch.nn.Sequential(*(torch.nn.Linear(2048, 2048) for _ in range(8))).to("cuda")
+        with torch.no_grad():
+            while True:
+                layers(torch.randn(512, 2048, device="cuda")).argmax(-1).cpu()
+                torch_uvm.step()
+    """
+    found = run_dry(tmp_path, textwrap.dedent(text))
+    assert found.steps == 4 and 128 << 20 < found.peak_bytes < 160 << 20 and found.step_ms is not None
+
+
 def test_fake_tensors_are_left_to_their_mode(tmp_path: Path) -> None:
     """DTensor asks for shapes under FakeTensorMode. Modes of PyTorch's own come after those of scripts."""
     found = run_dry(tmp_path, scripts.FAKE, steps=1)

@@ -23,6 +23,7 @@ from torch_uvm._dry.left_out import leave_out
 from torch_uvm._dry.mode import DryMode
 from torch_uvm._dry.results import NoResult
 from torch_uvm._dry.timeline import Timeline, durations_us
+from torch_uvm._residency.steps import step
 from torch_uvm._tools.cards import Card
 from torch_uvm._tools.dry_runs import trace_name
 from torch_uvm._tools.recording import AccessRecording, record_accesses
@@ -37,8 +38,8 @@ _GPU_WORDS = ("CUDA", "cuda", "NVTX", "NVIDIA", "cuDNN", "nvml", "NVML", "NCCL")
 class Run:
     """Counts steps, records, and writes the result.
 
-    The optimizer that steps first counts the steps. Others may step more often, as where each parameter has
-    one of its own.
+    The optimizer that steps first counts them, or `torch_uvm.step()`. Others may step more often, as where
+    each parameter has one of its own.
 
     Args:
         folder: for the trace and the result.
@@ -54,7 +55,7 @@ class Run:
         self._steps = steps
         self._report = os.fdopen(progress, "w", buffering=1)
         self._cards = cards
-        self._first: torch.optim.Optimizer | None = None
+        self._first: object = None
         self._done = 0
         self._warm = 1  # steps before those that are recorded
         self._before = 0  # the peak until then
@@ -78,15 +79,21 @@ class Run:
         leave_out(self.mode.stand_ins)
         answer_for_cuda(self._cards[0])
         allocation_sites.start()
-        register_optimizer_step_post_hook(self._stepped)
+        register_optimizer_step_post_hook(lambda optimizer, args, kwargs: self._stepped(optimizer))
+        sys.modules["torch_uvm"].step = self._step  # type: ignore[attr-defined]
         self._kernels = as_on_cuda()
         _note_waits(self.mode.timeline)
         self.mode.__enter__()  # type: ignore[no-untyped-call]
 
-    def _stepped(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    def _step(self) -> None:
+        """`torch_uvm.step()` of a script without an optimizer."""
+        step()
+        self._stepped(step)
+
+    def _stepped(self, by: object) -> None:
         if self._first is None:
-            self._first = optimizer
-        if optimizer is not self._first:
+            self._first = by
+        if by is not self._first:
             self._warm = 2  # others end their first step only now, in the steps that are counted
             return
         self._done += 1

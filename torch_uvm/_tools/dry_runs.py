@@ -271,7 +271,8 @@ def _result(folder: Path, output: Path, code: int) -> DryRun:
         raise DryRunError(said, output)
     if found["step_ms"] is None:
         said = (
-            "the script ended before its second optimizer step; a dry run records the steps after the first"
+            "the script ended before its second optimizer step; a dry run records the steps after the first. "
+            "Without an optimizer, call torch_uvm.step() at the end of each"
         )
         raise DryRunError(said, output)
     lines = _by_line(found.pop("sites"))
