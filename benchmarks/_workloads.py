@@ -36,6 +36,8 @@ from _networks import (
 )
 from torch import Tensor, nn
 
+import torch_uvm
+
 SEED = 0
 
 
@@ -327,6 +329,8 @@ def main() -> None:
     while True:
         made.step(updates)
         torch.accelerator.synchronize()
+        if not made.trained():
+            torch_uvm.step()
 
 
 if __name__ == "__main__":
