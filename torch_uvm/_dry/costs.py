@@ -148,8 +148,8 @@ def _serial_us(name: str, args: tuple[Any, ...]) -> float:
         return _RECURRENT_US[backward] * steps_of(args)
     if "softmax" in name and "safe" not in name and "_fused" not in name:
         tensor, at = args[0], args[1 + backward]
-        is_last = at % tensor.dim() == tensor.dim() - 1
-        return 0.0 if is_last else float(_SOFTMAX_US[backward] * tensor.size(at))
+        is_last = at in (-1, tensor.dim() - 1)
+        return 0.0 if is_last or tensor.dim() == 0 else float(_SOFTMAX_US[backward] * tensor.size(at))
     if name.startswith("aten::native_batch_norm"):
         count, channels = args[0].shape[:2]
         if count == 1 and args[0].dtype == torch.bfloat16:
