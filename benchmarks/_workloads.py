@@ -36,8 +36,6 @@ from _networks import (
 )
 from torch import Tensor, nn
 
-import torch_uvm
-
 SEED = 0
 
 
@@ -322,6 +320,8 @@ def make(name: str, device: torch.device, small: bool = False) -> Workload:
 
 
 def main() -> None:
+    import torch_uvm  # other columns run without it
+
     device = torch.accelerator.current_accelerator()
     assert device is not None
     made = make(sys.argv[1], device, "--small" in sys.argv)
