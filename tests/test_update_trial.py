@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -141,40 +141,34 @@ def test_deferred_steps_on_time_are_kept(found: list[str], monkeypatch: pytest.M
     assert all(deferred[deferred.index(True) :])
 
 
-def test_what_fits_after_all_returns_in_place(found: list[str]) -> None:
+def fitting(steps: int, is_short: Callable[[int], bool]) -> list[bool]:
+    """Whether each step was deferred, of a model that leaves for something large where memory is short."""
     torch_uvm.enable(budget=64 * MIB, optimizer="auto")
     torch.manual_seed(0)
     model = mlp()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     deferred = []
-    for step in range(ONE + 4):
+    for step in range(steps):
         backward(model)
-        if step == 1:
+        if is_short(step):
             for _ in range(2):
-                torch.ones(60 * MIB // 4, device="emu").add_(1)  # the model leaves for it, once
+                torch.ones(60 * MIB // 4, device="emu").add_(1)
         optimizer.step()
         optimizer.zero_grad()
         deferred.append(deferred_updates._defers())
     torch.accelerator.synchronize()
+    return deferred
+
+
+def test_what_fits_after_all_returns_in_place(found: list[str]) -> None:
+    deferred = fitting(ONE + 4, lambda step: step == 1)
     assert any(deferred) and not deferred[-1]
     assert found == [] and not the_trial().decided
 
 
 def test_what_fits_only_deferred_stays_deferred(found: list[str]) -> None:
-    """Temporaries of updates in place need more than the budget: nothing else moves bytes."""
-    torch_uvm.enable(budget=64 * MIB, optimizer="auto")
-    torch.manual_seed(0)
-    model = mlp()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    deferred = []
-    for _ in range(4 * ONE):
-        backward(model)
-        if not deferred_updates._defers():
-            torch.ones(60 * MIB // 4, device="emu").add_(1)
-        optimizer.step()
-        optimizer.zero_grad()
-        deferred.append(deferred_updates._defers())
-    torch.accelerator.synchronize()
+    """As where temporaries of updates in place need more than the budget, and nothing else moves bytes."""
+    deferred = fitting(4 * ONE, lambda step: not deferred_updates._defers())
     returned = deferred.index(False, deferred.index(True))
     again = deferred.index(True, returned)
     assert again - returned <= 3 and all(deferred[again : again + 2 * MEASURED])

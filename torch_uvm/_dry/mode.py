@@ -167,14 +167,15 @@ class DryMode(TorchDispatchMode):
     def _note_time(self, call: _Call, returned: Any, unknown: bool, to_host: bool, began_ns: int) -> None:
         """Adds the operator to the timeline."""
         known = None if unknown else self._results.key(call.op, call.args, call.kwargs, call.tensors)
-        of_host = [it for it in call.tensors if it.is_cpu]
+        is_copy = call.name in _COPIES
+        of_host = [it for it in call.tensors if is_copy and it.is_cpu]
         pinned = bool(of_host) and all(it.is_pinned() for it in of_host)
         key = (known, to_host, pinned, *precision())
         cost = self._costs.get(key)
         if cost is None:
             work = work_of(call.op, call.args, call.kwargs, returned, call.written())
             launches = launches_of(call.name, unknown)
-            if call.name in _COPIES and (to_host or of_host):
+            if is_copy and (to_host or of_host):
                 us = tuple(copy_us(work, it, to_host, pinned) for it in self.cards)
             else:
                 us = tuple(device_us(work, it) + (launches - 1) * it.launch_us for it in self.cards)
