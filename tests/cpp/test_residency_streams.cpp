@@ -150,6 +150,25 @@ TEST(a_stream_that_pins_waits_for_the_fetch) {
   rig.engine.unpin(storage.record);
 }
 
+/// Such memory counts as room, as nothing has to leave for it.
+TEST(an_operand_waits_for_freed_memory_that_another_stream_still_uses) {
+  RigOn<BusyDevice> rig;
+  const Stream second = rig.runtime.create_stream(0, 0);
+  rig.runtime.busy = second;
+  Storage& storage = rig.make(1);
+  std::vector<Block*> blocks;
+  while (storage.block != nullptr) {
+    blocks.push_back(rig.memory.allocate(kBytes, Location::device(0), kStream));
+    rig.memory.record_stream(blocks.back(), second);
+  }
+  for (Block* const block : blocks) {
+    rig.memory.free(block);
+  }
+  use_on(rig, storage, kStream);
+  CHECK(storage.block != nullptr);
+  CHECK_EQ(rig.engine.statistics().over_budget, 0);
+}
+
 } // namespace
 
 HARNESS_MAIN()

@@ -194,6 +194,8 @@ class CachingManagedAllocator {
   /// Every stream whose queued work may touch the block: its own unless that is the host's, and the recorded ones.
   std::vector<Stream> streams(const Block* block) const;
 
+  /// Waits until no stream uses a freed block any more. \throws RuntimeFailure if the wait failed
+  void wait_for_pending();
   /// Waits for pending frees, then releases every segment with no block in use.
   /// \return bytes released; 0 in a forked child
   /// \throws RuntimeFailure if the wait failed; blocks waited for until then stay cached

@@ -319,6 +319,9 @@ Block* Room::room_for(std::size_t bytes, int device, Need need, Stream stream) {
     if (!made) {
       return nullptr;
     }
+    if (tries > 0 && need == Need::kNow) { // the room is freed memory that other streams still use
+      state_.memory.wait_for_pending();
+    }
   }
   return nullptr;
 }
