@@ -184,7 +184,7 @@ class TestWatching:
             with torch.enable_grad():
                 x.sum().backward()
 
-        torch_uvm.set_budget(8 * MIB)
+        torch_uvm.enable(budget=8 * MIB)
         held = [torch.ones(MIB, device="emu") for _ in range(4)]
         run(1)
         known = _C.known_operators()

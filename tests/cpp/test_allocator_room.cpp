@@ -145,7 +145,7 @@ TEST(memory_freed_by_one_size_class_serves_another) {
 
 TEST(under_a_cap_one_segment_serves_all_sizes) {
   Rig rig(std::make_unique<RecordingRuntime>(1), false);
-  rig.allocator->set_cap(0, 256 * MiB + kForSmall);
+  rig.allocator->set_cap(0, 256 * MiB + 2 * kForSmall); // a 64th
   std::vector<Block*> blocks;
   for (int i = 0; i < 12; ++i) { // medium and large requests share the segments
     blocks.push_back(rig.allocate(3 * MiB + 5));
@@ -181,7 +181,7 @@ TEST(under_a_cap_large_pages_waste_little_of_a_request) {
 
 TEST(large_requests_leave_a_cap_a_share_for_segments_of_small_ones) {
   Rig rig(std::make_unique<RecordingRuntime>(1), false);
-  constexpr std::size_t kShare = 8 * MiB; // 1/128 of the cap
+  constexpr std::size_t kShare = 16 * MiB; // 1/64 of the cap
   rig.allocator->set_cap(0, 1024 * MiB);
   std::vector<Block*> blocks;
   while (Block* const block = rig.allocator->try_allocate(8 * MiB, kDevice, kStream)) {
