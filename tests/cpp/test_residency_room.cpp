@@ -34,6 +34,35 @@ TEST(a_block_in_the_way_of_a_large_request_is_relocated) {
   rig.check_engine();
 }
 
+/// In a large segment, a block that never moves would split what could be one range.
+TEST(a_storage_that_moves_leaves_a_small_one_its_place_among_small_ones) {
+  Rig rig;
+  rig.engine.set_budget(0, 32 * MiB + 4 * kSlot);
+  rig.make(1, 8 * MiB); // its segment leaves 2 MiB of the budget
+  for (unsigned char number = 2; number <= 5; ++number) {
+    rig.make(number, 512 * KiB); // fill them
+  }
+  std::vector<Block*> small;
+  for (int number = 0; number < 4; ++number) {
+    small.push_back(rig.memory.allocate(128 * KiB, Location::device(0), kStream)); // too small to move
+  }
+  for (const SegmentInfo& segment : rig.memory.snapshot()) {
+    for (Block* const block : small) {
+      const auto at = reinterpret_cast<std::uintptr_t>(rig.memory.data(block));
+      CHECK(segment.kind == PoolKind::kSmall || at < segment.address || at >= segment.address + segment.bytes);
+    }
+  }
+  CHECK_EQ(rig.engine.statistics().written_back.count, 1);
+  for (const auto& storage : rig.storages) {
+    rig.run(40, {storage.get()}, false, [&] { Rig::check(*storage); });
+    CHECK(storage->block != nullptr);
+  }
+  for (Block* const block : small) {
+    rig.memory.free(block);
+  }
+  rig.check_engine();
+}
+
 /// A storage that the repeating steps do not use is evicted once, although it is large and dirty. The steps keep their
 /// own storages.
 TEST(unused_storages_are_evicted_before_those_of_each_step) {

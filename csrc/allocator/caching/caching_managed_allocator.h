@@ -64,6 +64,11 @@ class PressureCallback {
   /// Frees `bytes` of contiguous memory for a block of `home` that `stream` will use first. Returns true if a retry is
   /// worthwhile. Called again, a bounded number of times, if the retry fails: another thread may have taken the memory.
   virtual bool make_room(std::size_t bytes, Location home, Stream stream) = 0;
+  /// Called for a small request under a cap that finds no place in the segments of small requests. Moves others out of
+  /// them if this block will never move, which would split a large segment. Returns true if a retry is worthwhile.
+  virtual bool make_room_among_small(std::size_t /*bytes*/, Location /*home*/, Stream /*stream*/) {
+    return false;
+  }
   /// Called when nothing more can be freed. Returns true if this request may exceed the cap up to its ceiling, because
   /// a running operator cannot proceed without it.
   virtual bool may_exceed(std::size_t /*bytes*/, Location /*home*/) {
@@ -244,7 +249,9 @@ class CachingManagedAllocator {
                                                         const BlockCost& cost) const;
   /// First-fit range: like min_cost_range, but the range at the lowest address whatever it costs, and never a new
   /// segment.
-  std::optional<std::vector<void*>> first_fit_range(std::size_t bytes, int device, const BlockCost& cost) const;
+  /// \param among_small only in segments of small requests
+  std::optional<std::vector<void*>> first_fit_range(std::size_t bytes, int device, bool among_small,
+                                                    const BlockCost& cost) const;
 
   /// Relocation of an allocated block to another block of the same device.
   struct Move {

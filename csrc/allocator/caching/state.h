@@ -174,8 +174,10 @@ struct CachingManagedAllocator::State {
   // failure_path.cpp
   Block* allocate_under_pressure(const Request& request, Lock& lock, std::optional<OutOfMemory> refusal);
   Block* retry(const Request& request, Lock& lock, std::optional<OutOfMemory>& refusal);
+  Block* from_small_segments(const Request& request, Lock& lock);
   Block* call_pressure_callback(const Request& request, Lock& lock, std::optional<OutOfMemory>& refusal);
   Block* from_run(const Request& request, Lock& lock);
+  Block* take_run(const Heap::Run& run, const Request& request, Lock& lock);
   /// Releases unused segments, of one home or of all. \return bytes
   std::size_t release(std::optional<Location> home) noexcept;
   /// Releases one unused segment. \return the next segment

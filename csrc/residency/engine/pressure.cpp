@@ -1,6 +1,7 @@
 // What the allocator calls when memory runs short: makes room, or decides that a budget may be exceeded.
 #include <algorithm>
 
+#include "residency/engine/relocation_min.h"
 #include "residency/engine/residency_engine.h"
 #include "residency/engine/shares.h"
 
@@ -83,6 +84,18 @@ bool ResidencyEngine::is_block_being_freed(int device) const {
     }
   }
   return false;
+}
+
+bool ResidencyEngine::make_room_among_small(std::size_t bytes, Location home, Stream stream) {
+  if (home.is_host() || bytes >= relocation_min()) {
+    return false;
+  }
+  const Lock lock(*this);
+  try {
+    return state_.of(home.index).budget && room_.evict_first_fit(bytes, home.index, /*among_small=*/true, stream);
+  } catch (...) {
+    return false; // it finds another place
+  }
 }
 
 bool ResidencyEngine::make_room(std::size_t bytes, Location home, Stream stream) {

@@ -68,6 +68,7 @@ class ResidencyEngine final : public Engine, public PressureCallback {
     return *this;
   }
   bool make_room(std::size_t bytes, Location home, Stream stream) override;
+  bool make_room_among_small(std::size_t bytes, Location home, Stream stream) override;
   bool may_exceed(std::size_t bytes, Location home) override;
   void waits_for_memory(Stream stream, const std::function<void()>& queue) override;
   std::string explain(std::size_t bytes, Location home) noexcept override;

@@ -18,6 +18,8 @@ class Room final : public PlaceSource {
   // room.cpp
 
   Block* room_for(std::size_t bytes, int device, Need need, Stream stream) override;
+  /// Evicts from the range at the lowest address. \param among_small only in segments of small requests
+  bool evict_first_fit(std::size_t bytes, int device, bool among_small, Stream taker);
   /// Frees a contiguous range of `bytes` for `taker`: evicts at the least cost and relocates blocks within the device.
   bool evict_range(std::size_t bytes, int device, Need need, Stream taker);
   /// Evicts everything that can be evicted. \return whether anything was
@@ -44,7 +46,6 @@ class Room final : public PlaceSource {
   /// Forgets which storages were found unmovable, so that they are tried again. \return whether there were any
   bool forget_unmovable(int device);
   bool try_to_evict(std::size_t bytes, int device, Need need, Stream taker);
-  bool evict_first_fit(std::size_t bytes, int device, Stream taker);
   std::vector<Record*> retiring(int device) const;
   /// The cheapest contiguous range of free and retiring blocks, if there is one.
   /// \param read only blocks that their write-backs have read

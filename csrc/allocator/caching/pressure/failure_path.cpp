@@ -1,12 +1,13 @@
 // What is tried before OutOfMemory is raised. The first step that helps ends the list.
 //
 //   refused by the limit, the host or the runtime | refused by the device's cap
-//   1. wait for pending frees                     | 1. merge free neighbours
-//   2. release cached segments                    | 2. release unused segments of the device
-//   3. merge free neighbours                      | 3. memory-pressure callback
-//   4. memory-pressure callback (evicts, if the   | 4. wait for pending frees
-//      device has a budget)                       | 5. take what is left for small requests
-//                                                 | 6. exceed the cap up to its ceiling, if the callback
+//   1. wait for pending frees                     | 1. if small: move others out of segments of small requests
+//   2. release cached segments                    | 2. merge free neighbours
+//   3. merge free neighbours                      | 3. release unused segments of the device
+//   4. memory-pressure callback (evicts, if the   | 4. memory-pressure callback
+//      device has a budget)                       | 5. wait for pending frees
+//                                                 | 6. take what is left for small requests
+//                                                 | 7. exceed the cap up to its ceiling, if the callback
 //                                                 |    allows it
 //
 // The callback is called up to 16 times. Each call that makes room is followed by a retry, which also waits for pending
@@ -26,6 +27,9 @@ namespace torch_uvm {
 Block* CachingManagedAllocator::State::allocate_under_pressure(const Request& request, Lock& lock,
                                                                std::optional<OutOfMemory> refusal) {
   pool_statistics.count(PoolStatistics::k_num_alloc_retries, request.home);
+  if (Block* const block = from_small_segments(request, lock)) {
+    return block;
+  }
   // If a cap refused, the memory-pressure callback comes before the host waits for the device: it costs only a stream
   // dependency and a copy.
   if (Block* const block = cap_of(request.home) && !refusal ? merged_within_cap(request, lock, refusal)
@@ -59,6 +63,26 @@ Block* CachingManagedAllocator::State::allocate_under_pressure(const Request& re
     explanation = callback->explain(request.bytes, request.home);
   }
   raise(request.requested, request.home, refusal ? *refusal : cap_refusal(request), explanation);
+}
+
+Block* CachingManagedAllocator::State::from_small_segments(const Request& request, Lock& lock) {
+  PressureCallback* const callback = pressure_callback;
+  if (request.kind != SizeClass::kSmall || !cap_of(request.home) || callback == nullptr) {
+    return nullptr;
+  }
+  for (const bool makes_room : {false, true}) {
+    if (makes_room) {
+      const Unlocked unlocked(lock); // the callback frees blocks of this allocator
+      if (!callback->make_room_among_small(request.bytes, request.home, request.stream)) {
+        return nullptr;
+      }
+    }
+    const auto run = heap.first_run(request.bytes, request.home, /*among_small=*/true);
+    if (Block* const block = run ? take_run(*run, request, lock) : nullptr) {
+      return block;
+    }
+  }
+  return nullptr;
 }
 
 Block* CachingManagedAllocator::State::call_pressure_callback(const Request& request, Lock& lock,
@@ -116,21 +140,23 @@ Block* CachingManagedAllocator::State::from_run(const Request& request, Lock& lo
   // Most small blocks are never relocated to make room for larger ones. If there is no room for small segments, place
   // small blocks together at the lowest address, so that larger requests find contiguous memory elsewhere.
   const bool together = cap_of(request.home) && request.kind == SizeClass::kSmall;
-  const auto run = together ? heap.first_run(request.bytes, request.home) : heap.best_run(request.bytes, segment_home);
-  if (!run) {
-    return nullptr;
-  }
-  for (const Block* block = run->first; !request.may_wait; block = block->after) {
+  const auto run = together ? heap.first_run(request.bytes, request.home, /*among_small=*/false)
+                            : heap.best_run(request.bytes, segment_home);
+  return run ? take_run(*run, request, lock) : nullptr;
+}
+
+Block* CachingManagedAllocator::State::take_run(const Heap::Run& run, const Request& request, Lock& lock) {
+  for (const Block* block = run.first; !request.may_wait; block = block->after) {
     if (request.barred(runtime, block->free_list->stream)) {
       return nullptr;
     }
-    if (block == run->last) {
+    if (block == run.last) {
       break;
     }
   }
   FreeList& free_list = heap.free_list(request.home, request.stream);
   // Order the streams before merging anything. Keep the lock while the host waits, because the run must not change.
-  for (const Block* block = run->first;; block = block->after) {
+  for (const Block* block = run.first;; block = block->after) {
     const Stream earlier = block->free_list->stream;
     if (!earlier.is_host() && earlier != request.stream) {
       if (request.stream.is_host()) {
@@ -142,11 +168,11 @@ Block* CachingManagedAllocator::State::from_run(const Request& request, Lock& lo
         order_after(*block, request, lock); // never blocks the host, so the lock is kept
       }
     }
-    if (block == run->last) {
+    if (block == run.last) {
       break;
     }
   }
-  return allocate(heap.split_range(*run, request.bytes), request, free_list);
+  return allocate(heap.split_range(run, request.bytes), request, free_list);
 }
 
 std::size_t CachingManagedAllocator::State::release(std::optional<Location> home) noexcept {

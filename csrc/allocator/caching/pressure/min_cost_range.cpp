@@ -270,6 +270,7 @@ std::vector<void*> CachingManagedAllocator::min_cost_segments(std::size_t bytes,
 }
 
 std::optional<std::vector<void*>> CachingManagedAllocator::first_fit_range(std::size_t bytes, int device,
+                                                                           bool among_small,
                                                                            const BlockCost& cost) const {
   const State& state = *state_;
   state.check_device(device);
@@ -280,7 +281,8 @@ std::optional<std::vector<void*>> CachingManagedAllocator::first_fit_range(std::
   for (const auto& [address, segment] : state.heap.segments()) {
     const Block* first = nullptr; // start of the current range of evictable blocks
     std::size_t found = 0;
-    for (const Block* block = segment.home == home ? segment.first : nullptr; block != nullptr; block = block->after) {
+    const bool counts = segment.home == home && (!among_small || segment.size_class == SizeClass::kSmall);
+    for (const Block* block = counts ? segment.first : nullptr; block != nullptr; block = block->after) {
       if (price_of(*block, cost).cost == kNever) {
         first = nullptr;
         found = 0;
