@@ -96,7 +96,7 @@ def under_way(rank: Rank) -> None:
         x, y = filled(rank.rank + 1.0, rank), filled(rank.rank + 1.0, rank)
         halves = filled(rank.rank + 1.0, rank)
         half = halves[: MIB // 8]
-        # Connects the ranks and loads kernels. NCCL takes seconds, and CUDA loads none while a collective waits.
+        # Connects the ranks, for which NCCL takes seconds. Loads kernels: CUDA loads none while one waits.
         dist.all_reduce(half.clone().add_(0))
         push_out(rank)
         torch.accelerator.synchronize()
