@@ -150,6 +150,29 @@ TEST(a_stream_that_pins_waits_for_the_fetch) {
   rig.engine.unpin(storage.record);
 }
 
+/// The release of a segment waits for the streams that use its device.
+TEST(an_operand_waits_for_the_release_of_unused_segments) {
+  RigOn<BusyDevice> rig;
+  const Stream second = rig.runtime.create_stream(0, 0);
+  rig.runtime.busy = second;
+  rig.engine.set_budget(0, kBudget - 2 * kBytes);
+  Storage& storage = rig.make(1, 2 * kBytes);
+  std::vector<Block*> blocks;
+  for (const std::size_t budget : {kBudget - kBytes, kBudget}) { // each makes room for a segment of kBytes
+    rig.engine.set_budget(0, budget);
+    blocks.push_back(rig.memory.allocate(kBytes, Location::device(0), second));
+  }
+  Block* const in_its_place = rig.memory.allocate(kBytes, Location::device(0), second);
+  CHECK(storage.block == nullptr);
+  for (Block* const block : blocks) {
+    rig.memory.free(block);
+  }
+  use_on(rig, storage, kStream);
+  CHECK(storage.block != nullptr);
+  CHECK_EQ(rig.engine.statistics().over_budget, 0);
+  rig.memory.free(in_its_place);
+}
+
 /// Such memory counts as room, as nothing has to leave for it.
 TEST(an_operand_waits_for_freed_memory_that_another_stream_still_uses) {
   RigOn<BusyDevice> rig;

@@ -299,12 +299,6 @@ std::vector<Stream> CachingManagedAllocator::streams(const Block* block) const {
   return streams;
 }
 
-void CachingManagedAllocator::wait_for_pending() {
-  const std::lock_guard lock(state_->mutex);
-  const WalkAfterwards walk(*state_);
-  state_->wait_for_pending();
-}
-
 std::size_t CachingManagedAllocator::empty_cache() {
   const std::lock_guard lock(state_->mutex);
   const WalkAfterwards walk(*state_);

@@ -142,7 +142,9 @@ class CachingManagedAllocator {
   /// under its cap, if all streams used by the device's blocks are idle.
   /// \throws InvalidArgument and RuntimeFailure as allocate does
   Block* try_allocate(std::size_t bytes, Location home, Stream stream);
-  /// The same from cached segments alone.
+  /// The same, but blocks the host until no stream uses what is free.
+  Block* try_waiting(std::size_t bytes, Location home, Stream stream);
+  /// Like try_allocate, from cached segments alone.
   Block* try_cached(std::size_t bytes, Location home, Stream stream);
 
   /// Frees a block in the order of its stream. Never throws: if a runtime call fails, the block stays pending until
@@ -199,8 +201,6 @@ class CachingManagedAllocator {
   /// Every stream whose queued work may touch the block: its own unless that is the host's, and the recorded ones.
   std::vector<Stream> streams(const Block* block) const;
 
-  /// Waits until no stream uses a freed block any more. \throws RuntimeFailure if the wait failed
-  void wait_for_pending();
   /// Waits for pending frees, then releases every segment with no block in use.
   /// \return bytes released; 0 in a forked child
   /// \throws RuntimeFailure if the wait failed; blocks waited for until then stay cached
@@ -344,7 +344,8 @@ class CachingManagedAllocator {
 
  private:
   struct State;
-  Block* try_allocate(std::size_t bytes, Location home, Stream stream, bool cached);
+  enum class Try : std::uint8_t { kCached, kWithoutWait, kWaiting };
+  Block* try_allocate(std::size_t bytes, Location home, Stream stream, Try how);
 
   std::unique_ptr<State> state_;
 };

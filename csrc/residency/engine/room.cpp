@@ -310,7 +310,10 @@ std::optional<std::vector<Record*>> Room::min_cost_range(std::size_t bytes, int 
 
 Block* Room::room_for(std::size_t bytes, int device, Need need, Stream stream) {
   for (int tries = 0; tries < kTries; ++tries) {
-    if (Block* const block = state_.memory.try_allocate(bytes, Location::device(device), stream)) {
+    // Room was made twice and not found: it is free memory that other streams still use.
+    const bool waits = tries > 1 && need == Need::kNow;
+    if (Block* const block = waits ? state_.memory.try_waiting(bytes, Location::device(device), stream)
+                                   : state_.memory.try_allocate(bytes, Location::device(device), stream)) {
       return block;
     }
     const bool made = need == Need::kToStay
@@ -318,9 +321,6 @@ Block* Room::room_for(std::size_t bytes, int device, Need need, Stream stream) {
                           : evict_range(bytes, device, need, stream);
     if (!made) {
       return nullptr;
-    }
-    if (tries > 0 && need == Need::kNow) { // the room is freed memory that other streams still use
-      state_.memory.wait_for_pending();
     }
   }
   return nullptr;

@@ -228,14 +228,18 @@ std::uint64_t CachingManagedAllocator::allocation_changes(int device) const noex
 }
 
 Block* CachingManagedAllocator::try_allocate(std::size_t bytes, Location home, Stream stream) {
-  return try_allocate(bytes, home, stream, /*cached=*/false);
+  return try_allocate(bytes, home, stream, Try::kWithoutWait);
+}
+
+Block* CachingManagedAllocator::try_waiting(std::size_t bytes, Location home, Stream stream) {
+  return try_allocate(bytes, home, stream, Try::kWaiting);
 }
 
 Block* CachingManagedAllocator::try_cached(std::size_t bytes, Location home, Stream stream) {
-  return try_allocate(bytes, home, stream, /*cached=*/true);
+  return try_allocate(bytes, home, stream, Try::kCached);
 }
 
-Block* CachingManagedAllocator::try_allocate(std::size_t bytes, Location home, Stream stream, bool cached) {
+Block* CachingManagedAllocator::try_allocate(std::size_t bytes, Location home, Stream stream, Try how) {
   State& state = *state_;
   state.check_location(home);
   state.check_stream(stream);
@@ -249,11 +253,13 @@ Block* CachingManagedAllocator::try_allocate(std::size_t bytes, Location home, S
     return nullptr; // allocate always waits for devices that exclude the host
   }
   Request request(bytes, state.bytes_for(bytes, home), home, stream);
-  request.may_wait = false;
-  if (state.pending_first != nullptr) {
+  request.may_wait = how == Try::kWaiting;
+  if (request.may_wait) {
+    state.wait_for_pending();
+  } else if (state.pending_first != nullptr) {
     state.poll_pending(false);
   }
-  if (cached) {
+  if (how == Try::kCached) {
     Block* const block = state.from_cache(request, lock);
     return block != nullptr ? block : state.from_run(request, lock);
   }
