@@ -105,6 +105,25 @@ class TestBits:
         assert_equal(train(), wanted)
         assert torch_uvm.stats()["used_in_place"]["count"] > 0
 
+    def test_numbers_that_can_leave_the_device(self, evicting: None) -> None:
+        """They are updated during the step, while operators are recorded."""
+        torch_uvm.enable(optimizer="deferred")
+        parameter = nn.Parameter(torch.ones(512, 512, device="emu"))
+        parameter.grad = torch.ones_like(parameter)
+        optimizer = torch.optim.NAdam([parameter], foreach=True)
+        optimizer.step()
+        optimizer.load_state_dict(optimizer.state_dict())  # moves this product to the device
+        product = optimizer.state[parameter]["mu_product"]
+        assert product.device == DEVICE
+        for _ in range(3):
+            _C.evict_after_operators(False)
+            before = product.item()  # fetches it: both copies are valid
+            optimizer.step()
+            assert _C.pending_updates() == 1
+            _C.evict_after_operators(True)
+            torch.ones(1, device="emu")  # evicts it
+            assert product.item() < before
+
 
 # --- steps with hooks and closures, and accumulated, scaled or clipped gradients
 

@@ -180,6 +180,12 @@ def add_each(
 def begin_recording(
     mode: TorchDispatchMode,
 ) -> None: ...  # it alone gets the thread's operators
+def call_observed(
+    mode: TorchDispatchMode,
+    op: Callable[..., Any],
+    *args: Any,
+    **kwargs: Any,
+) -> Any: ...  # an operator that runs at once while `mode` records
 def end_recording(mode: TorchDispatchMode) -> None: ...  # nothing where recording was not begun
 def deferrable(operands: list[list[torch.Tensor]]) -> list[list[int]]: ...  # indices
 def defer(updates: list[DeferredUpdate]) -> None: ...  # which are of no use afterwards

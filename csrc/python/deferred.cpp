@@ -83,6 +83,12 @@ void begin_recording(const py::object& mode) {
   at::enableRecordFunction(false);
 }
 
+/// Calls an operator that runs at once while `mode` records. The engine must see what it uses.
+py::object call_observed(const py::object& mode, const py::object& op, const py::args& args, const py::kwargs& kwargs) {
+  const at::RecordFunctionGuard observed(mode.attr("observed").cast<bool>());
+  return op(*args, **kwargs);
+}
+
 /// Undoes `begin_recording`, if it was called.
 void end_recording(const py::object& mode) {
   const py::module_ torch = py::module_::import("torch._C");
@@ -103,6 +109,7 @@ void bind_deferred(py::module_& module) {
   module.def("add_each", &add_each, py::arg("updates"), py::arg("name"), py::arg("overload"), py::arg("args"),
              py::arg("kwargs"), py::arg("results"), keeps_gil);
   module.def("begin_recording", &begin_recording, py::arg("mode"), keeps_gil);
+  module.def("call_observed", &call_observed, py::arg("mode"), py::arg("op"), keeps_gil);
   module.def("end_recording", &end_recording, py::arg("mode"), keeps_gil);
   module.def("deferrable", &deferrable, py::arg("operands"), no_gil);
   module.def(

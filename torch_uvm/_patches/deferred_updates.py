@@ -144,7 +144,7 @@ class _Recorder(TorchDispatchMode):
 
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
         versions = [tensor._version for tensor in tensors_of(args[:1])]
-        results = func(*args, **kwargs)
+        results = _C.call_observed(self, func, *args, **kwargs)
         if not func._schema.returns and versions == [tensor._version for tensor in tensors_of(args[:1])]:
             self._count(func, args)
         return results
