@@ -114,30 +114,6 @@ TEST(the_range_with_the_fewest_bytes_to_copy_is_chosen) {
   });
 }
 
-TEST(a_block_leaves_and_need_not_slide) {
-  on_each([](Rig& rig) {
-    Owners owners{rig, {}};
-    fill_with_gaps(owners);
-    const std::vector<CachingManagedAllocator::Leaving> leaving{{owners.blocks[3], 4 * MiB}};
-    const auto alone = rig.allocator->find_slides(24 * MiB, 0, if_tagged, leaving); // free, 3, free
-    CHECK(alone.has_value());
-    CHECK(!rig.allocator->find_slides(24 * MiB, 0, if_tagged, leaving, 3 * MiB)); // costs too much
-    CHECK(alone->leaving == std::vector<void*>{tag_of(4)});
-    CHECK(alone->steps.empty());
-    CHECK_EQ(alone->cost, static_cast<double>(4 * MiB));
-    const auto both = rig.allocator->find_slides(32 * MiB, 0, if_tagged, leaving);
-    CHECK(both.has_value());
-    CHECK(both->leaving == std::vector<void*>{tag_of(4)});
-    CHECK_EQ(both->steps.size(), std::size_t{1});
-    owners.free(3);
-    owners.slide(both->steps[0], kStream);
-    Block* const large = rig.allocator->try_allocate(32 * MiB, kDevice, kStream);
-    CHECK(large != nullptr);
-    owners.check_contents();
-    rig.allocator->free(large);
-  });
-}
-
 TEST(a_rolled_back_slide_changes_nothing_for_the_owner) {
   on_each([](Rig& rig) {
     Owners owners{rig, {}};
@@ -240,7 +216,7 @@ TEST(the_copying_stream_waits_for_earlier_work_on_the_free_pieces) {
 }
 
 TEST(what_fits_by_bytes_fits_after_slides_on_random_heaps) {
-  int slid = 0, several = 0, up = 0, left = 0;
+  int slid = 0, several = 0, up = 0;
   for (std::uint64_t seed = 1; seed <= 150; ++seed) {
     Rig rig(std::make_unique<RecordingRuntime>(1), seed % 2 == 0);
     std::mt19937_64 random(seed);
@@ -264,20 +240,9 @@ TEST(what_fits_by_bytes_fits_after_slides_on_random_heaps) {
       unused = std::max(unused, segment.bytes == 64 * MiB ? segment.bytes - segment.active_bytes : 0);
     }
     const Stream taker = random() % 2 == 0 ? other : kStream;
-    std::size_t bytes = unused / (2 * MiB) * (2 * MiB); // all that is free, up to the rounding of requests
-    std::vector<CachingManagedAllocator::Leaving> leaving;
-    for (std::size_t index = owners.blocks.size(); seed % 3 == 0 && index-- > 0;) { // and all that may leave
-      if (Block* const block = owners.blocks[index]; index % 4 == 3 && block != nullptr) {
-        bytes += rig.allocator->bytes(block) / (2 * MiB) * (2 * MiB);
-        leaving.push_back({block, 0});
-      }
-    }
-    const auto slides = rig.allocator->find_slides(bytes, 0, if_tagged, leaving);
+    const std::size_t bytes = unused / (2 * MiB) * (2 * MiB); // all that is free, up to the rounding of requests
+    const auto slides = rig.allocator->find_slides(bytes, 0, if_tagged);
     if (slides) {
-      for (void* const tag : slides->leaving) {
-        owners.free(number_of(tag) - 1);
-        ++left;
-      }
       for (const auto& step : slides->steps) {
         up += step.up;
         owners.slide(step, taker);
@@ -295,7 +260,6 @@ TEST(what_fits_by_bytes_fits_after_slides_on_random_heaps) {
   CHECK(slid > 100);
   CHECK(several > 50);
   CHECK(up > 50);
-  CHECK(left > 50);
 }
 
 HARNESS_MAIN()

@@ -274,30 +274,21 @@ class CachingManagedAllocator {
   /// \throws InvalidArgument; RuntimeFailure; what `cost` and `claim` throw. Strong guarantee
   std::vector<Move> reserve_moves(std::size_t bytes, int device, Stream stream, const BlockCost& cost,
                                   const BlockConsent& claim);
-  /// A range whose free pieces become one of at least the request once some of its allocated blocks have left, and the
-  /// others slide together.
+  /// A range whose free pieces become one of at least the request once its allocated blocks slide together.
   struct Slides {
     struct Step {
       void* tag = nullptr; ///< of the block
       bool up = false; ///< towards higher addresses
     };
-    std::vector<void*> leaving; ///< tags of blocks to be freed before
     std::vector<Step> steps; ///< in this order, each block slides once
-    double cost = 0;
-  };
-  /// A block that need not slide, and the cost of freeing it.
-  struct Leaving {
-    const Block* block = nullptr;
     double cost = 0;
   };
   /// The cheapest such range, by `cost` and the number of copies; a range that needs too many copies is not taken.
   /// \param slides the cost of moving a block, at least its bytes
-  /// \param leaving with costs in the same unit
   /// \param most a range that costs more is not taken
   /// \return nullopt: there is none, or free neighbours hold the request
   /// \throws InvalidArgument; what `slides` throws
-  std::optional<Slides> find_slides(std::size_t bytes, int device, const BlockCost& slides,
-                                    std::vector<Leaving> leaving = {}, double most = kNever) const;
+  std::optional<Slides> find_slides(std::size_t bytes, int device, const BlockCost& slides, double most = kNever) const;
   /// Exchanges a block with the free blocks directly below it (`up`: above it), and reserves the move like
   /// reserve_moves. Only the owner may call this, who does not free the block until the move is finished.
   /// \return nullopt: there is no free neighbour on that side, or the block cannot move; nothing has changed

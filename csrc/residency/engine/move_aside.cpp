@@ -1,5 +1,5 @@
 // Relocates blocks within the device that are in the way of a large request: to free places elsewhere (move_aside), or,
-// where there are none, towards their neighbours (slide). What retires leaves instead.
+// where there are none, towards their neighbours (slide).
 #include <algorithm>
 #include <cstring>
 
@@ -29,13 +29,6 @@ double Room::cost_to_move(const Record* record, std::size_t block_bytes) const {
   return static_cast<double>(block_bytes) * (under_way ? kUnderWay : 1.0);
 }
 
-double Room::cost_to_retire(const Record& record, Need need) {
-  // A prefetch must not make compute, which copies the blocks that slide, wait for write-backs that are under way.
-  const bool is_read = record.write_back <= state_.of(record.device).write_backs_read;
-  const bool may_leave = need == Need::kNow || (need == Need::kAhead && is_read);
-  return record.retiring && may_leave ? cost_of(record, need) : kNever;
-}
-
 bool Room::claim_move(Record& record) {
   // While a storage is being fetched, its pointer is the host copy's. Relocating the device block then changes no
   // address, and only the engine can free the block.
@@ -63,30 +56,19 @@ bool Room::move_aside(std::size_t bytes, int device, Stream taker) {
   return !moves.empty();
 }
 
-bool Room::slide(std::size_t bytes, int device, Need need, Stream taker, double limit) {
+bool Room::slide(std::size_t bytes, int device, Stream taker, double limit) {
   if (!state_.of(device).quiescent || taker.is_host()) {
     return false;
   }
   const auto cost = [&](void* tag, std::size_t size) { return cost_to_move(static_cast<Record*>(tag), size); };
-  std::vector<CachingManagedAllocator::Leaving> leaving;
-  for (const Record* const record : retiring(device)) {
-    const double leaves = cost_to_retire(*record, need) / kDeviceByte;
-    if (leaves < cost_to_move(record, record->bytes)) {
-      leaving.push_back({record->device_block, leaves});
-    }
-  }
-  const auto leave = [&](void* tag) { return evict(*static_cast<Record*>(tag), taker); };
   const auto claim = [&](const auto& step) { return claim_move(*static_cast<Record*>(step.tag)); };
   for (int tries = 0; tries < kTries; ++tries) {
-    const auto slides = state_.memory.find_slides(bytes, device, cost, leaving, limit / kDeviceByte);
+    const auto slides = state_.memory.find_slides(bytes, device, cost, limit / kDeviceByte);
     if (!slides) {
       return false;
     }
     if (!std::ranges::all_of(slides->steps, claim)) {
       continue; // the storage is marked, and the next range is one without it
-    }
-    if (!std::ranges::all_of(slides->leaving, leave)) {
-      return false;
     }
     for (const auto& step : slides->steps) {
       const auto reserved = state_.memory.slide(static_cast<Record*>(step.tag)->device_block, step.up, taker);

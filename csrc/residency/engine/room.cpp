@@ -182,12 +182,12 @@ bool Room::evict_range(std::size_t bytes, int device, Need need, Stream taker) {
   // Last resorts: retry the storages marked unmovable before their time is up, since they may be movable by now; slide
   // at any price, since the host may have no memory for what leaves; and slide where everything has left that can.
   if ((forget_unmovable(device) && try_repeatedly_to_evict(bytes, device, need, taker)) ||
-      slide(bytes, device, need, taker, kNever)) {
+      slide(bytes, device, taker, kNever)) {
     return true;
   }
   const std::size_t wanting = bytes - std::min(state_.memory.unused(device), bytes);
   const bool suffices = wanting == 0 || !cheapest_bytes(wanting, device, need).empty();
-  return suffices && evict_all(device, taker) && slide(bytes, device, need, taker, kNever);
+  return suffices && evict_all(device, taker) && slide(bytes, device, taker, kNever);
 }
 
 bool Room::try_repeatedly_to_evict(std::size_t bytes, int device, Need need, Stream taker) {
@@ -277,7 +277,7 @@ bool Room::try_to_evict(std::size_t bytes, int device, Need need, Stream taker) 
     run = min_cost_range(bytes, device, need);
     // A prefetch is not worth more than its own copy.
     const double worth = need == Need::kAhead ? static_cast<double>(bytes) : kNever;
-    if (slide(bytes, device, need, on_device, std::min(worth, run ? price_of(*run, need) : kNever))) {
+    if (slide(bytes, device, on_device, std::min(worth, run ? price_of(*run, need) : kNever))) {
       return true;
     }
   }
@@ -316,9 +316,8 @@ Block* Room::room_for(std::size_t bytes, int device, Need need, Stream stream) {
                                    : state_.memory.try_allocate(bytes, Location::device(device), stream)) {
       return block;
     }
-    const bool made = need == Need::kToStay
-                          ? move_aside(bytes, device, stream) || slide(bytes, device, need, stream, kNever)
-                          : evict_range(bytes, device, need, stream);
+    const bool made = need == Need::kToStay ? move_aside(bytes, device, stream) || slide(bytes, device, stream, kNever)
+                                            : evict_range(bytes, device, need, stream);
     if (!made) {
       return nullptr;
     }

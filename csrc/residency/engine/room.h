@@ -68,13 +68,10 @@ class Room final : public PlaceSource {
 
   /// Frees a contiguous range by relocating blocks within the device. \return false if that cannot be done
   bool move_aside(std::size_t bytes, int device, Stream taker);
-  /// The same by pushing neighbours together, while those that retire leave, if that costs at most `limit`, in the unit
-  /// of cost_of.
-  bool slide(std::size_t bytes, int device, Need need, Stream taker, double limit);
+  /// The same by pushing neighbours together, if that costs at most `limit`, in the unit of cost_of.
+  bool slide(std::size_t bytes, int device, Stream taker, double limit);
   /// Cost of relocating a block, in bytes; infinity if it has no record or cannot move.
   double cost_to_move(const Record* record, std::size_t block_bytes) const;
-  /// cost_of, if the storage is retiring and may leave for what slides; else infinity.
-  double cost_to_retire(const Record& record, Need need);
   /// Whether the storage's block may move now. If so, it is not freed until the lock is released.
   bool claim_move(Record& record);
   void move(const CachingManagedAllocator::Move& move, Stream taker);

@@ -3,14 +3,12 @@
 //   before   | free | A | B | free | C | free |
 //   after    | A | B |      free        |  C  |
 //
-// Blocks in the range may leave: their bytes are to be freed first. A range begins and ends with a block that is free
-// or leaves. All others are copied once, whichever way they slide. A block slides by the free bytes on the side that it
-// slides to; a copy is no longer than that, because source and destination overlap. The ways are chosen so that the
-// copies are few.
+// A range begins and ends with a free block. The allocated ones are copied once, whichever way they slide. A block
+// slides by the free bytes on the side that it slides to; a copy is no longer than that, because source and destination
+// overlap. The ways are chosen so that the copies are few.
 #include <algorithm>
 #include <functional>
 #include <optional>
-#include <span>
 #include <vector>
 
 #include "allocator/caching/state.h"
@@ -27,51 +25,28 @@ constexpr std::size_t kMaxCopies = 512;
 /// Cost of starting a copy, in bytes: a device copies as many in the 4 us that a launch takes.
 constexpr double kCopy = 8 * MiB;
 
-/// From the first piece to the last one.
+/// From the first free block to the last one.
 struct Range {
   const Block* first = nullptr;
   const Block* last = nullptr;
-  double cost = 0; ///< at first that of the pieces, and the bytes to slide; then what their owners say
+  double cost = 0; ///< at first the bytes to slide; then what their owners say
   bool priced = false;
 };
 
-using Leaving = CachingManagedAllocator::Leaving;
-
-/// The blocks that leave, looked up in address order.
-class Leavers {
- public:
-  explicit Leavers(std::span<const Leaving> all) : rest_(all) {}
-
-  /// The cost; nullopt: the block stays. Requires that no earlier call was for a higher address.
-  std::optional<double> cost_of(const Block& block) {
-    while (!rest_.empty() && rest_.front().block->address < block.address) {
-      rest_ = rest_.subspan(1);
-    }
-    return rest_.empty() || rest_.front().block != &block ? std::nullopt : std::optional(rest_.front().cost);
-  }
-
- private:
-  std::span<const Leaving> rest_;
-};
-
-/// Appends the minimal ranges of a segment: their pieces hold the request, and would not without the first or the last
-/// one. A piece is a block that is free, or leaves.
-void add_ranges(const Segment& segment, std::size_t bytes, std::span<const Leaving> leaving,
-                std::vector<Range>& ranges) {
+/// Appends the minimal ranges of a segment: their free blocks hold the request, and would not without the first or the
+/// last one.
+void add_ranges(const Segment& segment, std::size_t bytes, std::vector<Range>& ranges) {
   struct Piece {
     const Block* block;
-    double cost;
     double cost_before; ///< of the blocks between the previous piece and this one
   };
-  std::vector<Piece> pieces; // since the last block that can neither slide nor leave, from index `front` on the range's
+  std::vector<Piece> pieces; // since the last block that cannot slide, from index `front` on the range's
   std::size_t front = 0;
   std::size_t free = 0;
   double all = 0; // of the range
   double since = 0; // of the blocks since the last piece
-  Leavers leavers(leaving);
   for (const Block* block = segment.first; block != nullptr; block = block->after) {
-    const std::optional<double> cost = block->state == BlockState::kFree ? 0 : leavers.cost_of(*block);
-    if (!cost) {
+    if (block->state != BlockState::kFree) {
       if (block->state != BlockState::kAllocated || block->free_list->home != segment.home) {
         pieces.clear();
         front = free = 0;
@@ -81,13 +56,12 @@ void add_ranges(const Segment& segment, std::size_t bytes, std::span<const Leavi
       }
       continue;
     }
-    all += (pieces.empty() ? 0 : since) + *cost;
-    pieces.push_back({block, *cost, since});
+    all += pieces.empty() ? 0 : since;
+    pieces.push_back({block, since});
     since = 0;
     free += block->bytes;
     while (front + 1 < pieces.size() && free - pieces[front].block->bytes >= bytes) {
       free -= pieces[front].block->bytes;
-      all -= pieces[front].cost;
       all -= pieces[++front].cost_before;
     }
     if (free >= bytes && free - block->bytes < bytes) {
@@ -96,49 +70,34 @@ void add_ranges(const Segment& segment, std::size_t bytes, std::span<const Leavi
   }
 }
 
-double price_of(const Range& range, const BlockCost& slides, std::span<const Leaving> leaving) {
+double price_of(const Range& range, const BlockCost& slides) {
   double price = 0;
-  Leavers leavers(leaving);
-  for (const Block* block = range.first;; block = block->after) {
-    if (block->state != BlockState::kFree) {
-      const std::optional<double> leaves = leavers.cost_of(*block);
-      price += leaves ? *leaves : slides(block->tag, block->bytes);
-    }
-    if (block == range.last) {
-      return price;
-    }
+  for (const Block* block = range.first; block != range.last; block = block->after) {
+    price += block->state == BlockState::kFree ? 0 : slides(block->tag, block->bytes);
   }
+  return price;
 }
 
 /// The order in which the blocks of a range slide, with the fewest copies: the lower ones down, the others up.
 struct Plan {
-  std::vector<void*> leaving;
   std::vector<CachingManagedAllocator::Slides::Step> steps;
   std::size_t copies = 0;
 };
 
-Plan plan_of(const Range& range, std::span<const Leaving> leaving) {
+Plan plan_of(const Range& range) {
   Plan plan;
-  Leavers leavers(leaving);
   struct Sliding {
     void* tag;
     std::size_t bytes;
     std::size_t below; ///< free bytes
   };
   std::vector<Sliding> sliding;
-  std::size_t free = 0;
-  for (const Block* block = range.first;; block = block->after) {
-    const bool is_free = block->state == BlockState::kFree;
-    if (!is_free && !leavers.cost_of(*block)) {
-      sliding.push_back({block->tag, block->bytes, free});
-    } else {
+  std::size_t free = range.last->bytes;
+  for (const Block* block = range.first; block != range.last; block = block->after) {
+    if (block->state == BlockState::kFree) {
       free += block->bytes;
-      if (!is_free) {
-        plan.leaving.push_back(block->tag);
-      }
-    }
-    if (block == range.last) {
-      break;
+    } else {
+      sliding.push_back({block->tag, block->bytes, free - range.last->bytes});
     }
   }
   const auto copies = [](std::size_t bytes, std::size_t shift) { return (bytes + shift - 1) / shift; };
@@ -170,34 +129,32 @@ Plan plan_of(const Range& range, std::span<const Leaving> leaving) {
 
 std::optional<CachingManagedAllocator::Slides> CachingManagedAllocator::find_slides(std::size_t bytes, int device,
                                                                                     const BlockCost& slides,
-                                                                                    std::vector<Leaving> leaving,
                                                                                     double most) const {
   const State& state = *state_;
   state.check_device(device);
   const std::lock_guard lock(state.mutex);
-  std::ranges::sort(leaving, {}, [](const Leaving& each) { return each.block->address; });
   const std::size_t needed = state.bytes_for(bytes, Location::device(device));
   std::vector<Range> ranges;
   for (const auto& [address, segment] : state.heap.segments()) {
     if (segment.home == Location::device(device) && segment.bytes >= needed) {
-      add_ranges(segment, needed, leaving, ranges);
+      add_ranges(segment, needed, ranges);
     }
   }
   std::ranges::make_heap(ranges, std::greater{}, &Range::cost);
   std::optional<Slides> best;
   for (std::size_t tried = 0; tried < kMaxRanges; ++tried) {
-    const auto range = take_cheapest(ranges, best ? best->cost : most,
-                                     [&](const Range& each) { return price_of(each, slides, leaving); });
+    const auto range =
+        take_cheapest(ranges, best ? best->cost : most, [&](const Range& each) { return price_of(each, slides); });
     if (!range) {
       break;
     }
-    Plan plan = plan_of(*range, leaving);
-    if (plan.steps.empty() && plan.leaving.empty()) {
+    Plan plan = plan_of(*range);
+    if (plan.steps.empty()) {
       return std::nullopt; // free neighbours hold the request already
     }
     const double whole = range->cost + kCopy * static_cast<double>(plan.copies);
     if (plan.copies <= kMaxCopies && whole <= most && (!best || whole < best->cost)) {
-      best = Slides{std::move(plan.leaving), std::move(plan.steps), whole};
+      best = Slides{std::move(plan.steps), whole};
     }
   }
   return best;
