@@ -98,23 +98,11 @@ class TestTheEngine:
             "operators are observed: memory is short, or was until now"
         ]
 
-    def test_counts_are_those_of_the_statistics(self) -> None:
-        device = torch.accelerator.current_accelerator()
-        torch_uvm.enable(budget="24MiB")
-        kept = [torch.ones(1 << 20, device=device) for _ in range(8)]
-        for index in range(8):
-            kept[index] = kept[index] * 1.5
-        counts, stats = log.Counts(*_C.residency_counts()), _C.residency_stats()
-        assert counts.observed == stats["plan_hits"] + stats["plan_misses"] > 0
-        assert counts.written_back == stats["written_back"]["count"] > 0
-        assert counts.used_in_place == stats["used_in_place"]["count"]
-        assert counts[3:] == (stats["over_budget"], stats["failures"])
-
     def test_statistics_are_not_read_while_the_log_is_disabled(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def fail() -> None:
             raise AssertionError("it was asked")
 
-        monkeypatch.setattr(_C, "residency_counts", fail)
+        monkeypatch.setattr(_C, "residency_stats", fail)
         monkeypatch.setattr(logging.getLogger("torch_uvm"), "disabled", True)
         torch_uvm.step()
 

@@ -57,11 +57,6 @@ py::dict residency_stats() {
   return dict;
 }
 
-py::tuple residency_counts() {
-  const ResidencyCounts now = without_gil(&of_engine<&Engine::counts>);
-  return py::make_tuple(now.observed, now.written_back, now.used_in_place, now.over_budget, now.failures);
-}
-
 /// Creates a tensor on the storage without calling an operator.
 at::Tensor over(c10::Storage storage) {
   const c10::DispatchKeySet key(c10::computeDispatchKey(c10::kByte, c10::kStrided, storage.device()));
@@ -140,7 +135,6 @@ void bind_residency(py::module_& module) {
       "budget", [](int device) { return engine_in_use() == nullptr ? std::nullopt : engine_in_use()->budget(device); },
       py::arg("device"), no_gil);
   module.def("residency_stats", &residency_stats, no_gil_inside);
-  module.def("residency_counts", &residency_counts, no_gil_inside);
   module.def(
       "predicted_ms_per_operator",
       [] {

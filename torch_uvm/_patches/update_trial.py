@@ -107,7 +107,8 @@ class Trial:
             event.record(torch.accelerator.current_stream(device))
             events.append(event)
             if self.defers and len(events) in (1, MEASURED + 1):
-                self._operators = _C.residency_counts()[0] - self._operators
+                stats = _C.residency_stats()
+                self._operators = stats["plan_hits"] + stats["plan_misses"] - self._operators
             if not self.defers:
                 done = [each for each in events if each.query()]
                 if len(done) > ENOUGH and min(_times(done)) > self._ms(True):

@@ -32,7 +32,7 @@
 #include "residency/engine/record.h"
 #include "residency/engine/residency_statistics.h"
 #include "residency/engine/storage_adapter.h"
-#include "residency/policy/policy.h"
+#include "residency/policy/decision.h"
 #include "runtime/managed_runtime.h"
 
 namespace torch_uvm {
@@ -223,7 +223,6 @@ class Engine {
   virtual void stop_recording() = 0;
 
   virtual ResidencyStatistics statistics() = 0;
-  virtual ResidencyCounts counts() = 0;
   /// The longest Policy::predicted_ms_per_operator. nullopt until each device with a budget follows a final schedule.
   virtual std::optional<double> predicted_ms_per_operator() = 0;
   virtual void reset_statistics() = 0;

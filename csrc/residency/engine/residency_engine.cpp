@@ -305,23 +305,6 @@ ResidencyStatistics ResidencyEngine::statistics() {
   return now;
 }
 
-ResidencyCounts ResidencyEngine::counts() {
-  const Lock lock(*this);
-  ResidencyCounts now;
-  for (const Device& device : state_.devices) {
-    if (device.policy) {
-      const Policy::Counters counters = device.policy->counters();
-      now.observed += static_cast<std::int64_t>(counters.plan_hits + counters.plan_misses);
-    }
-  }
-  now.observed -= hits_at_reset_ + misses_at_reset_;
-  now.written_back = state_.statistics.written_back.count + state_.transfers.new_write_backs();
-  now.used_in_place = state_.statistics.used_in_place.count;
-  now.over_budget = state_.statistics.over_budget;
-  now.failures = state_.failures;
-  return now;
-}
-
 std::optional<double> ResidencyEngine::predicted_ms_per_operator() {
   const Lock lock(*this);
   double longest = 0;

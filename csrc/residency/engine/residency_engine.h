@@ -59,7 +59,6 @@ class ResidencyEngine final : public Engine, public PressureCallback {
   void start_recording(const std::string& path) override;
   void stop_recording() override;
   ResidencyStatistics statistics() override;
-  ResidencyCounts counts() override;
   std::optional<double> predicted_ms_per_operator() override;
   void reset_statistics() override;
   std::optional<std::string> check() override;

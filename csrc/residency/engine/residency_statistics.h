@@ -31,13 +31,4 @@ struct ResidencyStatistics {
   std::int64_t failures = 0; ///< runtime calls or host allocations that failed in the engine and were worked around
 };
 
-/// What is compared at the end of each step. Reading it asks the runtime nothing.
-struct ResidencyCounts {
-  std::int64_t observed = 0; ///< operators: plan hits and misses
-  std::int64_t written_back = 0;
-  std::int64_t used_in_place = 0;
-  std::int64_t over_budget = 0;
-  std::int64_t failures = 0;
-};
-
 } // namespace torch_uvm

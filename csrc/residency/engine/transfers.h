@@ -41,10 +41,6 @@ class Transfers {
   /// Adds the counts so far, and the times of copies that are done, to the statistics. Copies that are not timed count
   /// as long as the timed ones of their direction, by their bytes.
   void collect(ResidencyStatistics& statistics) noexcept;
-  /// Write-backs since the last `collect`.
-  std::int64_t new_write_backs() const noexcept {
-    return counted_.written_back.count;
-  }
 
  private:
   struct Timed {
