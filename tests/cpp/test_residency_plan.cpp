@@ -145,28 +145,6 @@ TEST(optimizer_state_is_used_in_place_whatever_the_length_of_the_schedule) {
   CHECK(schedule.fetches.empty());
 }
 
-/// Of two storages at a similar distance, the one that needs no write-back is evicted.
-TEST(clean_storages_are_evicted_first) {
-  for (const bool dirty : {false, true}) {
-    Script script({{1, 8}, {2, 8}, {3, 8}});
-    for (int iteration = 0; iteration < 5; ++iteration) {
-      script.op(10, {{1, false}});
-      script.op(11, {{2, dirty}});
-      script.op(12, {{1, !dirty}});
-      script.op(13, {{3, false}});
-      script.op(14, {{3, false}});
-      script.op(15, {{3, false}});
-    }
-    const Schedule schedule = make_schedule(make_iteration(script.log(), 6), options(16));
-    CHECK_EQ(schedule.fetches.size(), 2U); // storage 3, and one of the others
-    bool evicted_after = false;
-    for (const Fetch& fetch : schedule.fetches) {
-      evicted_after |= schedule.iteration.values[fetch.value].persistent == (dirty ? 1U : 2U);
-    }
-    CHECK(evicted_after);
-  }
-}
-
 TEST(a_pinned_storage_stays_and_uses_the_budget) {
   Script script({{1, 8}, {2, 8}, {3, 8}});
   for (int iteration = 0; iteration < 8; ++iteration) {

@@ -168,7 +168,6 @@ bool Copies::release_device_copy(Record& record, Stream taker) {
   record.device_block = nullptr;
   record.retiring = false;
   record.points_at = Side::kHost;
-  state_.of(record.device).policy->moved(record.id, true);
   record.streams.clear();
   state_.recycle_event(record.device, record.device_ready);
   state_.storages.point_at_host(record, state_.host_memory->data(record.host_block));
@@ -302,7 +301,6 @@ bool Copies::bring_to_device(Record& record, Stream stream, Need need) {
   }
   state_.storages.point_at_device(record, record.device_block);
   record.points_at = Side::kDevice;
-  state_.of(record.device).policy->moved(record.id, false);
   state_.no_longer_ahead(record);
   return true;
 }

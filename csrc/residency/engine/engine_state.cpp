@@ -53,7 +53,6 @@ void EngineState::announce(Record& record) {
   if (!record.announced) {
     record.announced = true;
     of(record.device).policy->created(record.id, bytes_taken(record));
-    of(record.device).policy->moved(record.id, record.points_at == Side::kHost);
     if (recorder) {
       recorder->storage(record.id, record.device, record.bytes, record.points_at == Side::kDevice);
     }

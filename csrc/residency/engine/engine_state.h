@@ -16,7 +16,7 @@
 #include "residency/engine/device_state.h"
 #include "residency/engine/engine.h"
 #include "residency/engine/transfers.h"
-#include "residency/policy/flat_map.h"
+#include "residency/policy/id_map.h"
 #include "residency/trace/access_recorder.h"
 #include "residency/trace/operator_timer.h"
 
@@ -128,7 +128,7 @@ struct EngineState {
   ResidencyStatistics statistics;
   std::unique_ptr<AccessRecorder> recorder;
   std::unique_ptr<OperatorTimer> operator_timer; ///< while there is a recorder
-  FlatMap<Record*> records; ///< by storage id
+  IdMap<Record*> records; ///< by storage id
   std::uint64_t operators = 0; ///< begun so far
   std::int64_t failures = 0;
   int own_scopes = 0; ///< of `OwnTime`

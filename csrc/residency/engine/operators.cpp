@@ -65,8 +65,7 @@ void ResidencyEngine::begin(Frame& frame, const Operator& op, std::span<const Op
     device.regions += op.region ? 1 : 0;
     frame.planned = true;
     const Decision& decision = device.policy->begin(op.key, accesses_on(frame.device, frame), op.in_place_ok);
-    std::span<const std::size_t> births = decision.births;
-    const std::size_t guess = decision.guess;
+    const std::span<const std::size_t> births = decision.births;
     // A compiled graph's temporary bytes are many blocks, which need no contiguous room.
     const std::size_t workspace = op.region ? 0 : decision.workspace;
     state_.begin_workspace(frame.device, next_id_);
@@ -106,11 +105,6 @@ void ResidencyEngine::begin(Frame& frame, const Operator& op, std::span<const Op
     state_.beginning = &frame;
     for (Record* const record : frame.operands) {
       provide(*record);
-    }
-    // Make room for a guessed size only if no contiguous range can be evicted: then an operand may be in the way, which
-    // cannot move once the operator runs. Otherwise eviction waits until the operator does allocate as much.
-    if (births.empty() && guess != 0 && !room_.min_cost_range(guess, frame.device, Need::kNow)) {
-      births = {&guess, 1};
     }
     if (!births.empty() || workspace != 0) {
       std::vector<Record*> left;

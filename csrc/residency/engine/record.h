@@ -20,7 +20,7 @@
 #include <vector>
 
 #include "allocator/caching/caching_managed_allocator.h"
-#include "residency/policy/policy.h"
+#include "residency/policy/decision.h"
 #include "residency/trace/allocation_sites.h"
 #include "runtime/managed_runtime.h"
 

@@ -13,8 +13,6 @@ namespace {
 // later, once one adds none.
 constexpr int kGood = 2; // index of the result: iteration 2 and later add to the evictions of iteration 1
 constexpr int kMaxIterations = 8;
-/// Evicting a clean value causes half the traffic. Prefer it unless a dirty value's next use is this much farther away.
-constexpr double kCleanIsWorth = 1.5;
 
 class Belady {
  public:
@@ -33,9 +31,6 @@ class Belady {
         const std::vector<std::uint32_t>& uses = iteration_.uses_of[value];
         values_[value].latest = uses.back();
         values_[value].alive = true;
-        // A value that the step only reads is written back at most once in total, so it counts as clean.
-        values_[value].dirty =
-            std::any_of(uses.begin(), uses.end(), [&](std::uint32_t use) { return iteration_.uses[use].writes; });
         move_in(value, iteration_.uses[uses.front()].op, rank(uses.back()));
       }
     }
@@ -61,7 +56,6 @@ class Belady {
   struct State {
     bool alive = false;
     bool resident = false;
-    bool dirty = true; ///< the host has no valid copy
     int iteration = 0; ///< stage of the latest use
     std::uint32_t latest = 0; ///< the latest use
     std::uint32_t entry = 0; ///< version of its queue entry; older entries are stale
@@ -70,12 +64,10 @@ class Belady {
   struct Entry {
     std::uint64_t next = 0; ///< operator of its next use, or at which it is freed
     std::uint32_t in_place = 0; ///< see `rank`; breaks ties of `next`: the higher rank is evicted first
-    bool on_host = false; ///< breaks ties of both
     std::uint32_t value = 0;
     std::uint32_t entry = 0;
     friend bool operator<(const Entry& left, const Entry& right) {
-      return std::tie(left.next, left.in_place, left.on_host, left.value) <
-             std::tie(right.next, right.in_place, right.on_host, right.value);
+      return std::tie(left.next, left.in_place, left.value) < std::tie(right.next, right.in_place, right.value);
     }
   };
 
@@ -101,7 +93,7 @@ class Belady {
       state.resident = true;
       used_ += iteration_.values[value].bytes;
     }
-    queues_[state.dirty ? 1 : 0].push({next, rank, iteration_.values[value].on_host, value, ++state.entry});
+    queue_.push({next, rank, value, ++state.entry});
   }
 
   void move_out(std::uint32_t value) {
@@ -112,31 +104,26 @@ class Belady {
   }
 
   /// The first entry to evict, apart from values that the current operator uses; nullptr: none.
-  const Entry* top(std::priority_queue<Entry>& queue, std::uint64_t now) {
-    while (!queue.empty()) {
-      const Entry& entry = queue.top();
+  const Entry* top(std::uint64_t now) {
+    while (!queue_.empty()) {
+      const Entry& entry = queue_.top();
       if (entry.entry == values_[entry.value].entry) {
         if (values_[entry.value].used_at != now) {
           return &entry;
         }
         aside_.push_back(entry);
       }
-      queue.pop();
+      queue_.pop();
     }
     return nullptr;
   }
 
   bool evict_one(std::uint64_t now) {
-    const Entry* clean = top(queues_[0], now);
-    const Entry* dirty = top(queues_[1], now);
-    if (clean == nullptr && dirty == nullptr) {
+    const Entry* const first = top(now);
+    if (first == nullptr) {
       return false;
     }
-    bool take_clean = clean != nullptr;
-    if (clean != nullptr && dirty != nullptr) {
-      take_clean = static_cast<double>(clean->next - now) * kCleanIsWorth >= static_cast<double>(dirty->next - now);
-    }
-    const std::uint32_t value = (take_clean ? clean : dirty)->value;
+    const std::uint32_t value = first->value;
     move_out(value);
     leave_after_latest(values_[value]);
     return true;
@@ -176,7 +163,7 @@ class Belady {
     }
     for (const Entry& entry : aside_) {
       if (entry.entry == values_[entry.value].entry) {
-        queues_[values_[entry.value].dirty ? 1 : 0].push(entry);
+        queue_.push(entry);
       }
     }
     aside_.clear();
@@ -184,7 +171,6 @@ class Belady {
       State& state = values_[iteration_.uses[use].value];
       if (leaves_[kGood][use] && state.resident && state.latest == use) {
         move_out(iteration_.uses[use].value);
-        state.dirty = false;
       }
     }
     for (const std::uint32_t value : iteration_.frees[op]) {
@@ -235,7 +221,6 @@ class Belady {
   }
 
   void leave_after_latest(State& state) {
-    state.dirty = false;
     leaves_[state.iteration][state.latest] = true;
     leaves_[stage_][state.latest] = true;
     more_evictions_ = true;
@@ -254,7 +239,6 @@ class Belady {
       leaves_[stage_][use] = true; // it stays on the host
       return;
     }
-    state.dirty = it.writes || (state.resident && state.dirty);
     move_in(it.value, it.distance == kNone ? ~std::uint64_t{0} >> 1 : now + it.distance, rank(use));
   }
 
@@ -266,7 +250,7 @@ class Belady {
   int stage_ = 0; ///< iteration_number_, at most kGood: index into leaves_ and in_place_
   bool more_evictions_ = false;
   std::vector<State> values_;
-  std::priority_queue<Entry> queues_[2]; ///< clean, dirty
+  std::priority_queue<Entry> queue_;
   std::vector<Entry> aside_;
   std::vector<bool> leaves_[kGood + 1];
   std::vector<bool> in_place_[kGood + 1];

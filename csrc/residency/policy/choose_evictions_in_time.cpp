@@ -178,9 +178,8 @@ class ByTime {
 
   /// Evicts in the gap that relieves the operator and that the rule ranks first.
   bool choose(std::uint32_t op, Range Gap::* relieved) {
-    const bool shares = relieved == &Gap::hidden && rule_ != GapRule::kMostExcessAlone;
     Gap* best = first_of(op, relieved);
-    while (best != nullptr && shares && hidden_of(*best).count != best->hidden.count) {
+    while (best != nullptr && relieved == &Gap::hidden && hidden_of(*best).count != best->hidden.count) {
       best->hidden = hidden_of(*best); // the chosen gaps' transfers delay it by now
       best = first_of(op, relieved);
     }
@@ -207,8 +206,7 @@ class ByTime {
         continue;
       }
       const double score = score_of(gap, range);
-      if (best == nullptr || score > best_score ||
-          (score == best_score && iteration_.values[gap.value].on_host && !iteration_.values[best->value].on_host)) {
+      if (best == nullptr || score > best_score) {
         best = &gap;
         best_score = score;
       }
@@ -220,7 +218,6 @@ class ByTime {
     const auto bytes = static_cast<double>(iteration_.values[gap.value].bytes);
     switch (rule_) {
       case GapRule::kMostExcess:
-      case GapRule::kMostExcessAlone:
         return (excess_ms_[range.first + range.count] - excess_ms_[range.first]) * bytes / gap.transferred;
       case GapRule::kFewest:
         // As many bytes as are used on the host while the host starts two transfers.
@@ -252,15 +249,14 @@ class ByTime {
       return false;
     }
     std::uint32_t best = kNone;
-    std::tuple<std::size_t, std::int64_t, bool> best_rank;
+    std::pair<std::size_t, std::int64_t> best_rank;
     for (std::uint32_t use = iteration_.use_begin[op]; use < iteration_.use_begin[op + 1]; ++use) {
       const Use& it = iteration_.uses[use];
       const Value& value = iteration_.values[it.value];
       if (it.is_creation || schedule_.in_place[use] || value.pinned || value.bytes == 0 || before(use) == kNone) {
         continue;
       }
-      const std::tuple rank(iteration_.uses_of[it.value].size(), -static_cast<std::int64_t>(value.bytes),
-                            !value.on_host);
+      const std::pair rank(iteration_.uses_of[it.value].size(), -static_cast<std::int64_t>(value.bytes));
       if (best == kNone || rank < best_rank) {
         best = use;
         best_rank = rank;

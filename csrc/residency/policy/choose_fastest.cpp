@@ -40,7 +40,7 @@ void choose_fastest(Schedule& schedule, const PolicyOptions& options) {
     static_cast<Decisions&>(schedule) = std::move(*late);
     return;
   }
-  for (const GapRule rule : {GapRule::kMostExcess, GapRule::kMostExcessAlone, GapRule::kFewest, GapRule::kStay}) {
+  for (const GapRule rule : {GapRule::kMostExcess, GapRule::kFewest, GapRule::kStay}) {
     choose_evictions_in_time(schedule, options, capacity, rule);
     place_fetches(schedule, capacity, latest_fetches(schedule, options.rates));
     try_both();

@@ -128,7 +128,7 @@ class IterationBuilder {
   std::uint32_t period_;
   Iteration iteration_;
   Lists births_;
-  FlatMap<std::uint32_t> temporaries_;
+  IdMap<std::uint32_t> temporaries_;
 };
 
 } // namespace
@@ -143,7 +143,7 @@ std::size_t bytes_that_outlive(const OperatorLog& log, std::uint64_t operators) 
     std::size_t bytes = 0;
   };
   const std::uint64_t first = log.latest() - operators + 1;
-  FlatMap<Created> created;
+  IdMap<Created> created;
   for (std::uint64_t number = first - operators; number < first; ++number) {
     log.creations_of(number, [&](const LoggedCreation& it) { created[it.storage] = {number, it.bytes}; });
   }

@@ -11,7 +11,7 @@
 #include <span>
 #include <vector>
 
-#include "residency/policy/flat_map.h"
+#include "residency/policy/id_map.h"
 #include "residency/policy/operator_log.h"
 
 namespace torch_uvm::scheduling {
@@ -47,8 +47,6 @@ struct Value {
   std::uint32_t freed_at = kNone; ///< freed in or after this operator, cyclically; kNone: never
   StorageId latest = kNoStorage; ///< its storage in the recorded iteration
   bool pinned = false;
-  bool on_host = false; ///< its bytes were on the host when the schedule was made. Of values that are as good to leave
-                        ///< there, those on the host cost no transfer
 };
 
 /// A use of a value by an operator, or its creation.
@@ -78,7 +76,7 @@ struct Iteration {
   std::vector<std::uint32_t> use_begin; ///< by operator: its first use; one more entry for the end
   std::vector<std::vector<std::uint32_t>> uses_of; ///< by value, in order of operators, starting at its creation
   Lists frees; ///< by operator: the values freed in or after it
-  FlatMap<std::uint32_t> value_of; ///< persistent storages to values
+  IdMap<std::uint32_t> value_of; ///< persistent storages to values
 
   std::uint32_t size() const {
     return static_cast<std::uint32_t>(ops.size());

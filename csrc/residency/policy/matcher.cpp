@@ -43,7 +43,7 @@ void index_places(KnownSchedule& known) {
 
 } // namespace
 
-void Matcher::add(Schedule schedule, std::uint64_t now, FlatMap<StorageState>& storages) {
+void Matcher::add(Schedule schedule, std::uint64_t now, IdMap<StorageState>& storages) {
   if (schedules_.size() == kMaxSchedules) {
     const auto oldest = std::min_element(schedules_.begin(), schedules_.end(), [](const auto& left, const auto& right) {
       return left->last_followed < right->last_followed;

@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "residency/policy/flat_map.h"
+#include "residency/policy/id_map.h"
 #include "residency/policy/iteration.h"
 #include "residency/policy/schedule.h"
 
@@ -24,7 +24,6 @@ struct StorageState {
   bool found = false; ///< it existed before it was first seen
   bool persistent = false; ///< a persistent value of some schedule
   bool pinned = false;
-  bool on_host = false; ///< its bytes are on the host now
 };
 
 struct SeenOperand {
@@ -54,7 +53,7 @@ struct KnownSchedule {
     return untimed != 0 && asked <= kMaxAsked * schedule.iteration.size();
   }
   std::vector<StorageId> bound; ///< by value: its current storage
-  FlatMap<std::uint32_t> places; ///< hash of three consecutive operators, to 1 + the last of them
+  IdMap<std::uint32_t> places; ///< hash of three consecutive operators, to 1 + the last of them
   std::vector<std::uint32_t> same_place; ///< by operator: the next one with the same hash; kNone: no other
 };
 
@@ -80,7 +79,7 @@ class Matcher {
 
   /// Adds the schedule of the latest iteration, whose last operator is the latest one, and follows it. Replaces the
   /// least recently followed schedule if there are too many.
-  void add(Schedule schedule, std::uint64_t now, FlatMap<StorageState>& storages);
+  void add(Schedule schedule, std::uint64_t now, IdMap<StorageState>& storages);
   /// Number of unproven schedules: those for this version of the options that fewer operators than one iteration have
   /// matched.
   unsigned unproven(std::uint64_t options) const;

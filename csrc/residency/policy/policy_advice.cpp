@@ -1,7 +1,7 @@
 // A policy's decisions while operators match its schedule.
 #include <algorithm>
 
-#include "residency/policy/policy_state.h"
+#include "residency/policy/policy.h"
 
 namespace torch_uvm {
 
@@ -13,39 +13,39 @@ constexpr std::size_t kMaxCaughtUp = 512; // maximum number of scheduled fetches
 
 } // namespace
 
-void Policy::State::add_to(std::vector<StorageId>& storages_to_move, std::uint32_t value) const {
-  const StorageId storage = matcher.current()->bound[value];
-  const StorageState* state = storage == kNoStorage ? nullptr : storages.find(storage);
+void Policy::add_to(std::vector<StorageId>& storages_to_move, std::uint32_t value) const {
+  const StorageId storage = matcher_.current()->bound[value];
+  const StorageState* state = storage == kNoStorage ? nullptr : storages_.find(storage);
   if (state != nullptr && !state->pinned) {
     storages_to_move.push_back(storage);
   }
 }
 
-void Policy::State::advise() {
-  KnownSchedule& known = *matcher.current();
-  if (known.options != options_version) {
+void Policy::advise() {
+  KnownSchedule& known = *matcher_.current();
+  if (known.options != options_version_) {
     solve(known);
-    catch_up = true;
-    decision.forget = true;
+    catch_up_ = true;
+    decision_.forget = true;
   }
-  const std::uint32_t position = matcher.position();
+  const std::uint32_t position = matcher_.position();
   for (const std::uint32_t value : known.schedule.retire[position]) {
-    add_to(decision.retire, value);
+    add_to(decision_.retire, value);
   }
   for (const std::uint32_t value : known.schedule.write_back[position]) {
-    add_to(decision.write_back, value);
+    add_to(decision_.write_back, value);
   }
-  if (catch_up) {
+  if (catch_up_) {
     ask_for_what_is_due(known);
   }
   for (const std::uint32_t value : known.schedule.fetch[position]) {
-    add_to(decision.fetch, value);
+    add_to(decision_.fetch, value);
   }
 }
 
 /// Issues the fetches scheduled before this position whose uses are still ahead.
-void Policy::State::ask_for_what_is_due(const KnownSchedule& known) {
-  const std::uint32_t position = matcher.position(), size = known.schedule.iteration.size();
+void Policy::ask_for_what_is_due(const KnownSchedule& known) {
+  const std::uint32_t position = matcher_.position(), size = known.schedule.iteration.size();
   const std::vector<Fetch>& fetches = known.schedule.fetches;
   const auto next = std::upper_bound(fetches.begin(), fetches.end(), position,
                                      [](std::uint32_t op, const Fetch& fetch) { return op < fetch.need; });
@@ -55,10 +55,10 @@ void Policy::State::ask_for_what_is_due(const KnownSchedule& known) {
     const std::uint32_t ahead = (it.need + size - it.issue) % size; // at least 1
     const std::uint32_t left = (it.need + size - position) % size;
     if (left != 0 && left < ahead) {
-      add_to(decision.fetch, it.value);
+      add_to(decision_.fetch, it.value);
     }
   }
-  catch_up = false;
+  catch_up_ = false;
 }
 
 } // namespace torch_uvm

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "residency/policy/policy_state.h"
+#include "residency/policy/policy.h"
 
 namespace torch_uvm {
 
@@ -49,26 +49,25 @@ void estimate_resident(Schedule& schedule, std::vector<bool> slowed) {
 
 } // namespace
 
-void Policy::State::ask_for_durations() {
-  decision.wants_durations = false;
-  if (!options.timed || !matcher.matched()) {
+void Policy::ask_for_durations() {
+  decision_.wants_durations = false;
+  if (!options_.timed || !matcher_.matched()) {
     return;
   }
-  KnownSchedule& known = *matcher.current();
-  decision.wants_durations = known.wants_durations();
-  known.asked += decision.wants_durations ? 1 : 0;
+  KnownSchedule& known = *matcher_.current();
+  decision_.wants_durations = known.wants_durations();
+  known.asked += decision_.wants_durations ? 1 : 0;
 }
 
 void Policy::ran(std::uint64_t first, std::uint64_t last, double ms, bool in_place, double host_ms) {
-  State& it = *state_;
-  KnownSchedule* const known = it.matcher.current();
-  if (known == nullptr || !it.matcher.matched() || known->untimed == 0) {
+  KnownSchedule* const known = matcher_.current();
+  if (known == nullptr || !matcher_.matched() || known->untimed == 0) {
     return;
   }
   Iteration& iteration = known->schedule.iteration;
   const std::uint32_t size = iteration.size();
-  const std::uint64_t back = it.log.latest() - first;
-  if (back > it.matcher.in_a_row()) {
+  const std::uint64_t back = log_.latest() - first;
+  if (back > matcher_.in_a_row()) {
     return;
   }
   if (known->untimed == kNone) {
@@ -77,8 +76,8 @@ void Policy::ran(std::uint64_t first, std::uint64_t last, double ms, bool in_pla
     known->untimed = size;
   }
   const auto place = [&](std::uint64_t number) {
-    const std::uint64_t behind = (it.log.latest() - number) % size;
-    return static_cast<std::uint32_t>((it.matcher.position() + size - behind) % size);
+    const std::uint64_t behind = (log_.latest() - number) % size;
+    return static_cast<std::uint32_t>((matcher_.position() + size - behind) % size);
   };
   // The bytes are a guess at the shares. It has to do for a loop that is lost now and then, and never timed one by one.
   const bool is_rough = last > first && ms > kLongGroupMs && known->asked <= kPatience * size;
@@ -101,20 +100,19 @@ void Policy::ran(std::uint64_t first, std::uint64_t last, double ms, bool in_pla
     known->slowed[op] = known->slowed[op] && in_place;
     if (++known->timed[op] == kReports && --known->untimed == 0) {
       estimate_resident(known->schedule, known->slowed);
-      it.solve(*known);
+      solve(*known);
       return;
     }
   }
 }
 
 bool Policy::is_settled() const {
-  const State& it = *state_;
-  const KnownSchedule* const known = it.matcher.matched() ? it.matcher.current() : nullptr;
-  return !it.options.timed || (known != nullptr && !known->wants_durations());
+  const KnownSchedule* const known = matcher_.matched() ? matcher_.current() : nullptr;
+  return !options_.timed || (known != nullptr && !known->wants_durations());
 }
 
 double Policy::predicted_ms_per_operator() const {
-  const KnownSchedule* const known = state_->matcher.matched() ? state_->matcher.current() : nullptr;
+  const KnownSchedule* const known = matcher_.matched() ? matcher_.current() : nullptr;
   return known == nullptr ? 0 : known->schedule.predicted_ms / known->schedule.iteration.size();
 }
 

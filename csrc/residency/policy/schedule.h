@@ -45,7 +45,6 @@ void choose_evictions(Schedule& schedule, const PolicyOptions& options, std::siz
 /// How `choose_evictions_in_time` ranks the gaps between two uses.
 enum class GapRule {
   kMostExcess, ///< by the bytes above the capacity during the gap, times their duration, per transferred byte
-  kMostExcessAlone, ///< the same, as if each gap's transfers had the link to themselves
   kFewest, ///< by bytes, for few transfers; what needs none, since operators may use it on the host, as if it was large
   kStay, ///< what needs no transfer, then by bytes
 };

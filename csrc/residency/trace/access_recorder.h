@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "residency/policy/policy.h"
+#include "residency/policy/decision.h"
 
 namespace torch_uvm {
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "residency/policy/flat_map.h"
+#include "residency/policy/id_map.h"
 
 namespace torch_uvm {
 

@@ -11,7 +11,7 @@
 #include <string_view>
 #include <unordered_map>
 
-#include "residency/policy/flat_map.h"
+#include "residency/policy/id_map.h"
 
 namespace torch_uvm {
 namespace {

@@ -12,7 +12,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "residency/policy/policy.h"
+#include "residency/policy/decision.h"
 
 namespace torch_uvm {
 
