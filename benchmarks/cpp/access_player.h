@@ -325,7 +325,7 @@ class Player {
   const std::vector<double> durations_ = durations_ms(trace_, runtime_.costs(), settings_.arithmetic); ///< by operator
   CachingManagedAllocator memory_{runtime_, std::make_unique<bench::AddressesOnly>()};
   Adapter adapter_;
-  const std::unique_ptr<Engine> owned_engine_ = Engine::make(runtime_, memory_, adapter_);
+  const std::unique_ptr<Engine> owned_engine_ = std::make_unique<Engine>(runtime_, memory_, adapter_);
   Engine& engine_ = *owned_engine_;
   std::unordered_map<Id, std::unique_ptr<Storage>> storages_;
   std::unordered_map<Id, std::size_t> found_; ///< sizes of the storages that existed before the first operator

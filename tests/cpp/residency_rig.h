@@ -91,7 +91,7 @@ struct RigOn {
   Runtime runtime;
   CachingManagedAllocator memory{runtime, std::make_unique<ManagedSegmentSource>(runtime)};
   Adapter adapter{memory};
-  const std::unique_ptr<Engine> owned_engine = Engine::make(runtime, memory, adapter);
+  const std::unique_ptr<Engine> owned_engine = std::make_unique<Engine>(runtime, memory, adapter);
   Engine& engine = *owned_engine;
   std::vector<std::unique_ptr<Storage>> storages;
   const std::vector<Stream> streams{kStream};

@@ -116,7 +116,7 @@ TEST(an_operator_on_a_device_without_a_budget_runs_beside_a_capture) {
   RecordingRuntime runtime;
   CachingManagedAllocator memory{runtime, std::make_unique<ManagedSegmentSource>(runtime)};
   Adapter adapter{memory};
-  const std::unique_ptr<Engine> engine = Engine::make(runtime, memory, adapter);
+  const std::unique_ptr<Engine> engine = std::make_unique<Engine>(runtime, memory, adapter);
   const std::uint64_t graph = engine->begin_capture();
   Storage storage;
   storage.block = memory.allocate(kBytes, Location::device(0), kStream);

@@ -133,7 +133,7 @@ TEST(a_write_back_waits_for_an_operator_whose_own_wait_failed) {
   }
   CHECK(rig.engine.statistics().failures > 0);
   rig.runtime.clear_calls();
-  CHECK(rig.engine.pressure_callback().make_room(kBudget - 4 * kSlot, Location::device(0), kStream));
+  CHECK(rig.engine.make_room(kBudget - 4 * kSlot, Location::device(0), kStream));
   CHECK(used.block == nullptr);
   Rig::check(used);
   bool ordered = false;

@@ -42,7 +42,7 @@ const unsigned char* all_of(unsigned char content) {
 class Delayed {
  public:
   explicit Delayed(std::uint64_t seed) : runtime(delayed(seed)), memory_(runtime, source()), adapter_(memory_) {
-    engine_ = Engine::make(runtime, memory_, adapter_);
+    engine_ = std::make_unique<Engine>(runtime, memory_, adapter_);
     engine_->set_staging(kPiece);
   }
   ~Delayed() {

@@ -169,7 +169,7 @@ TEST(a_budget_accounts_for_the_drivers_rounding) {
   } runtime;
   CachingManagedAllocator memory{runtime, std::make_unique<ManagedSegmentSource>(runtime)};
   Adapter adapter{memory};
-  const std::unique_ptr<Engine> owned_engine = Engine::make(runtime, memory, adapter);
+  const std::unique_ptr<Engine> owned_engine = std::make_unique<Engine>(runtime, memory, adapter);
   Engine& engine = *owned_engine;
   engine.set_staging(0);
   const auto cap_of = [&](std::size_t budget) {
@@ -249,10 +249,10 @@ class Asked final : public PressureCallback {
   Asked(Engine& engine, Signal& signal) : engine_(engine), signal_(signal) {}
   bool make_room(std::size_t bytes, Location home, Stream stream) override {
     signal_.set();
-    return engine_.pressure_callback().make_room(bytes, home, stream);
+    return engine_.make_room(bytes, home, stream);
   }
   bool may_exceed(std::size_t bytes, Location home) override {
-    return engine_.pressure_callback().may_exceed(bytes, home);
+    return engine_.may_exceed(bytes, home);
   }
 
  private:

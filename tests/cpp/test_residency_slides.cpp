@@ -36,7 +36,7 @@ class Heap {
  public:
   explicit Heap(std::uint64_t seed)
       : random(seed), runtime(delayed(seed)), memory(runtime, source()), adapter_(memory) {
-    engine = Engine::make(runtime, memory, adapter_);
+    engine = std::make_unique<Engine>(runtime, memory, adapter_);
     engine->set_staging(0);
     engine->set_host_limit(0);
     engine->set_budget(0, kRoom);

@@ -3,8 +3,8 @@
 #include <chrono>
 #include <cmath>
 
+#include "residency/engine/engine.h"
 #include "residency/engine/link_probe.h"
-#include "residency/engine/residency_engine.h"
 #include "residency/engine/shares.h"
 #include "runtime/bytes.h"
 #include "runtime/error.h"
@@ -29,21 +29,21 @@ constexpr std::size_t kUnusedShare = 16;
 
 } // namespace
 
-std::size_t ResidencyEngine::cap_within(int device, std::size_t budget, std::size_t staged) const {
+std::size_t Engine::cap_within(int device, std::size_t budget, std::size_t staged) const {
   const std::size_t cap = budget - staged, step = state_.runtime.device_properties(device).managed_step;
   const std::size_t whole = round_down(cap, step);
   const bool is_near = round_up(cap, step) - cap <= budget / kBeyondShare;
   return is_near || cap - whole > budget / kUnusedShare ? cap : whole;
 }
 
-std::size_t ResidencyEngine::slot_bytes(int device, std::size_t budget) const {
+std::size_t Engine::slot_bytes(int device, std::size_t budget) const {
   if (staging_) {
     return round_down(std::min(*staging_, budget / kMaxStagedShare / kStagingSlots), kSlotGranularity);
   }
   return state_.runtime.device_properties(device).managed_copies_overlap ? 0 : default_slot_bytes(budget);
 }
 
-void ResidencyEngine::make_streams(int index, bool stages) {
+void Engine::make_streams(int index, bool stages) {
   Device& device = state_.of(index);
   std::vector<Stream> made;
   try {
@@ -67,7 +67,7 @@ void ResidencyEngine::make_streams(int index, bool stages) {
   }
 }
 
-std::size_t ResidencyEngine::stage(Device& device, std::size_t slot_bytes) noexcept {
+std::size_t Engine::stage(Device& device, std::size_t slot_bytes) noexcept {
   if (device.incoming) {
     device.incoming->resize(slot_bytes);
     device.outgoing->resize(slot_bytes);
@@ -75,12 +75,12 @@ std::size_t ResidencyEngine::stage(Device& device, std::size_t slot_bytes) noexc
   return kStagingSlots * slot_bytes;
 }
 
-void ResidencyEngine::set_staging(std::optional<std::size_t> slot_bytes) {
+void Engine::set_staging(std::optional<std::size_t> slot_bytes) {
   const Lock lock(*this);
   staging_ = slot_bytes;
 }
 
-void ResidencyEngine::set_budget(int device, std::optional<std::size_t> bytes, std::size_t ceiling) {
+void Engine::set_budget(int device, std::optional<std::size_t> bytes, std::size_t ceiling) {
   if (device < 0 || device >= static_cast<int>(state_.devices.size())) {
     throw InvalidArgument("a budget for device " + std::to_string(device) + "; there are " +
                           std::to_string(state_.devices.size()) + " devices");
@@ -144,7 +144,7 @@ void ResidencyEngine::set_budget(int device, std::optional<std::size_t> bytes, s
   note_awake();
 }
 
-void ResidencyEngine::note_awake() {
+void Engine::note_awake() {
   awake_.store(std::ranges::any_of(state_.devices, [](const Device& each) { return each.budget && !each.idle; }),
                std::memory_order_release);
   const auto is_idle = [](const Device& each) { return each.budget && each.idle && each.quiet.alarm != 0; };
@@ -156,7 +156,7 @@ void ResidencyEngine::note_awake() {
                            std::memory_order_relaxed);
 }
 
-void ResidencyEngine::bring_back(int device, Lock& lock) {
+void Engine::bring_back(int device, Lock& lock) {
   const Stream fetches = state_.of(device).fetches;
   const auto began = std::chrono::steady_clock::now();
   for (bool waits = true; waits;) {
@@ -205,12 +205,12 @@ void ResidencyEngine::bring_back(int device, Lock& lock) {
   }
 }
 
-bool ResidencyEngine::is_over_cap(int device) {
+bool Engine::is_over_cap(int device) {
   return static_cast<std::size_t>(state_.memory.levels(Location::device(device)).reserved_bytes[0]) >
          state_.of(device).cap;
 }
 
-void ResidencyEngine::shrink(int device) {
+void Engine::shrink(int device) {
   if (!is_over_cap(device)) {
     return;
   }
@@ -232,19 +232,19 @@ void ResidencyEngine::shrink(int device) {
   }
 }
 
-std::optional<std::size_t> ResidencyEngine::budget(int device) const {
+std::optional<std::size_t> Engine::budget(int device) const {
   const std::lock_guard lock(mutex_);
   return state_.devices.at(static_cast<std::size_t>(device)).budget;
 }
 
-void ResidencyEngine::set_host_limit(std::optional<std::size_t> bytes) {
+void Engine::set_host_limit(std::optional<std::size_t> bytes) {
   state_.host_source->set_limit(bytes);
   if (bytes && state_.host_source->bytes() > *bytes) {
     state_.host_memory->empty_cache(); // cached memory would be reused without checking the limit
   }
 }
 
-void ResidencyEngine::retry_budget(int index) {
+void Engine::retry_budget(int index) {
   Device& device = state_.of(index);
   if (state_.operators < device.next_shrink) {
     return;
@@ -257,7 +257,7 @@ void ResidencyEngine::retry_budget(int index) {
   device.next_shrink = state_.operators + device.shrink_pause;
 }
 
-void ResidencyEngine::release_excess(const Frame& frame, int device) {
+void Engine::release_excess(const Frame& frame, int device) {
   const auto again = [&] { state_.memory.set_cap(device, state_.of(device).cap, state_.of(device).ceiling); };
   again();
   if (!is_over_cap(device)) {

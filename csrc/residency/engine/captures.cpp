@@ -1,16 +1,16 @@
 // Graph captures: a captured storage keeps its address, on the device or on the host, for the lifetime of the graph.
-#include "residency/engine/residency_engine.h"
+#include "residency/engine/engine.h"
 
 namespace torch_uvm {
 
-std::uint64_t ResidencyEngine::begin_capture() {
+std::uint64_t Engine::begin_capture() {
   const Lock lock(*this);
   captures_.emplace(next_capture_, Capture{});
   open_captures_.fetch_add(1, std::memory_order_relaxed);
   return next_capture_++;
 }
 
-void ResidencyEngine::end_capture(std::uint64_t capture) noexcept {
+void Engine::end_capture(std::uint64_t capture) noexcept {
   const Lock lock(*this);
   const auto found = captures_.find(capture);
   if (found != captures_.end() && found->second.open) {
@@ -19,12 +19,12 @@ void ResidencyEngine::end_capture(std::uint64_t capture) noexcept {
   }
 }
 
-void ResidencyEngine::pin_address(Record& record) {
+void Engine::pin_address(Record& record) {
   count_pin(record);
   ++record.captured;
 }
 
-void ResidencyEngine::captured(std::span<const Operand> operands) noexcept {
+void Engine::captured(std::span<const Operand> operands) noexcept {
   for (const Operand& operand : operands) {
     Record& record = *operand.record;
     try {
@@ -50,7 +50,7 @@ void ResidencyEngine::captured(std::span<const Operand> operands) noexcept {
   }
 }
 
-void ResidencyEngine::launched(std::uint64_t capture, Stream stream) {
+void Engine::launched(std::uint64_t capture, Stream stream) {
   const Lock lock(*this);
   const auto found = captures_.find(capture);
   if (found != captures_.end()) {
@@ -58,7 +58,7 @@ void ResidencyEngine::launched(std::uint64_t capture, Stream stream) {
   }
 }
 
-void ResidencyEngine::release_capture(std::uint64_t capture) noexcept {
+void Engine::release_capture(std::uint64_t capture) noexcept {
   end_capture(capture);
   const Lock lock(*this);
   const auto found = captures_.find(capture);

@@ -2,7 +2,7 @@
 #include <unordered_set>
 #include <vector>
 
-#include "residency/engine/residency_engine.h"
+#include "residency/engine/engine.h"
 
 namespace torch_uvm {
 
@@ -37,7 +37,7 @@ const char* what_is_wrong_with(const Record& record) {
 
 } // namespace
 
-std::optional<std::string> ResidencyEngine::check() {
+std::optional<std::string> Engine::check() {
   const Lock lock(*this);
   if (const auto wrong = check_records()) {
     return wrong;
@@ -48,7 +48,7 @@ std::optional<std::string> ResidencyEngine::check() {
   return state_.memory.check();
 }
 
-std::optional<std::string> ResidencyEngine::check_records() const {
+std::optional<std::string> Engine::check_records() const {
   std::unordered_set<const Block*> host_blocks;
   std::vector<std::size_t> fetched_ahead(state_.devices.size(), 0);
   for (const auto& [id, record] : state_.records) {

@@ -20,44 +20,39 @@
 
 #include <algorithm>
 #include <atomic>
-#include <memory>
+#include <condition_variable>
+#include <functional>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <span>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
-#include "allocator/caching/caching_managed_allocator.h"
-#include "residency/engine/record.h"
-#include "residency/engine/residency_statistics.h"
-#include "residency/engine/storage_adapter.h"
-#include "residency/policy/decision.h"
-#include "runtime/managed_runtime.h"
+#include "residency/engine/engine_state.h"
+#include "residency/engine/room.h"
 
 namespace torch_uvm {
 
-class ResidencyEngine;
-
-class Engine {
+class Engine final : public PressureCallback {
  public:
   /// All arguments must outlive the engine. The process's engine is leaked on purpose: storages are freed after static
   /// destructors have run.
-  static std::unique_ptr<Engine> make(ManagedRuntime& runtime, CachingManagedAllocator& memory,
-                                      StorageAdapter& storages);
-  virtual ~Engine() = default;
+  Engine(ManagedRuntime& runtime, CachingManagedAllocator& memory, StorageAdapter& storages);
 
   /// Limits the managed memory that a device may reserve. nullopt: no budget; the driver migrates pages on demand.
   /// \param ceiling a single operator whose operands and results alone need more than the budget may exceed it up to
   ///        here: what the device has free. Beyond it, results are created on the host (create_on_host)
-  virtual void set_budget(int device, std::optional<std::size_t> bytes,
-                          std::size_t ceiling = CachingManagedAllocator::kNoCeiling) = 0;
-  virtual std::optional<std::size_t> budget(int device) const = 0;
+  void set_budget(int device, std::optional<std::size_t> bytes,
+                  std::size_t ceiling = CachingManagedAllocator::kNoCeiling);
+  std::optional<std::size_t> budget(int device) const;
   /// Limits the pinned memory for host copies. nullopt: no limit. At the limit nothing more can be evicted.
-  virtual void set_host_limit(std::optional<std::size_t> bytes) = 0;
+  void set_host_limit(std::optional<std::size_t> bytes);
   /// Size of each of the four staging slots in plain device memory. nullopt: derived from the budget, and none on
   /// devices that do not need staging; 0: no staging. Takes effect with the next `set_budget`.
-  virtual void set_staging(std::optional<std::size_t> slot_bytes) = 0;
+  void set_staging(std::optional<std::size_t> slot_bytes);
 
   /// Whether any device needs its operators watched. One atomic load. A device becomes idle while its steps repeat and
   /// fit (sleep.cpp).
@@ -80,11 +75,11 @@ class Engine {
     --unseen_graphs_;
   }
   /// Called after managed memory was allocated on a device. Wakes the device if it now uses more than its idle steps.
-  virtual void note_allocation(int device) = 0;
+  void note_allocation(int device);
   /// Makes an idle device active: its operators are watched from now on.
-  virtual void wake(int device) = 0;
+  void wake(int device);
   /// Wakes the devices that are idle because their steps fit.
-  virtual void wake_idle_devices() = 0;
+  void wake_idle_devices();
   /// The same, and keeps all devices from becoming idle again, until it is called with false.
   void stay_awake(bool stays) {
     if (stays_awake_.load(std::memory_order_relaxed) != stays && stays_awake_.exchange(stays) != stays && stays) {
@@ -107,16 +102,16 @@ class Engine {
    private:
     void release();
 
-    ResidencyEngine& engine_;
+    Engine& engine_;
     std::unique_lock<std::mutex> lock_;
   };
 
   /// Creates the record of a storage that is seen for the first time. Requires the lock.
-  virtual Record* adopt(Block* block, int device, void* storage) = 0;
+  Record* adopt(Block* block, int device, void* storage);
   /// Whether operators of the device are watched: it has a budget and is active.
-  virtual bool watches(int device) const = 0;
+  bool watches(int device) const;
   /// The record of the storage on this block, or nullptr. Requires the lock.
-  virtual Record* record_on(const Block* block) const noexcept = 0;
+  Record* record_on(const Block* block) const noexcept;
   struct Operand {
     Record* record;
     bool writes;
@@ -156,84 +151,210 @@ class Engine {
   };
   /// Called before an outermost operator. Requires the lock. If a fetch fails, the operand is used on the host.
   /// \param streams the calling thread's current streams, indexed by device; needed for the operands' devices
-  virtual void begin(Frame& frame, const Operator& op, std::span<const Operand> operands,
-                     const std::vector<Stream>& streams) noexcept = 0;
+  void begin(Frame& frame, const Operator& op, std::span<const Operand> operands,
+             const std::vector<Stream>& streams) noexcept;
   /// Called before a nested operator. Operands that the outer operator does not hold are used where they are.
-  virtual void begin_nested(Frame& frame, std::span<const Operand> operands,
-                            const std::vector<Stream>& streams) noexcept = 0;
+  void begin_nested(Frame& frame, std::span<const Operand> operands, const std::vector<Stream>& streams) noexcept;
   /// Adds an output of the operator, or of one nested in it, to the frame.
-  virtual void created(Frame& frame, Record* record, const std::vector<Stream>& streams) noexcept = 0;
+  void created(Frame& frame, Record* record, const std::vector<Stream>& streams) noexcept;
   /// Called after the operator. Requires the lock.
-  virtual void end(Frame& frame) noexcept = 0;
+  void end(Frame& frame) noexcept;
 
   /// Creates the record of a storage for which a device with a budget has no room: its bytes are in pinned memory.
   /// \return its record and address; null if the host has no memory either, or the device has no budget
-  virtual std::pair<Record*, void*> create_on_host(std::size_t bytes, int device, Stream stream) = 0;
+  std::pair<Record*, void*> create_on_host(std::size_t bytes, int device, Stream stream);
   /// The record of the storage created at the address; nullptr for others. Needs no lock.
-  virtual Record* created_on_host_at(const void* ptr) const = 0;
-  virtual void attach(Record& record, void* storage) noexcept = 0; ///< one of `create_on_host`; requires the lock
+  Record* created_on_host_at(const void* ptr) const;
+  void attach(Record& record, void* storage) noexcept; ///< one of `create_on_host`; requires the lock
   /// No operator that began unwatched runs any more, as the interpreter knows.
-  virtual void note_between_operators() noexcept = 0;
+  void note_between_operators() noexcept;
 
   /// The storage was destroyed. Frees its host copy. The caller frees the device block and then calls `freed`.
-  virtual void destroyed(Record* record) noexcept = 0;
+  void destroyed(Record* record) noexcept;
   /// The storage that owned this block may have been destroyed while storages without a record still share the block.
-  virtual void expired(Block* block) noexcept = 0;
+  void expired(Block* block) noexcept;
   /// The device block of a destroyed storage has been freed. Takes no lock.
-  virtual void freed() noexcept = 0;
+  void freed() noexcept;
 
   /// Materialises a storage whose pointer is about to escape PyTorch. On return the bytes are complete and count as
   /// written, and used by the stream: they move only after its work. The address stays valid until the next operator.
-  virtual void materialise(Record* record, Stream stream) = 0;
+  void materialise(Record* record, Stream stream);
   /// Brings the storage to the device, also one without a budget, and pins it there until `unpin` was called as often
   /// as `pin`. A storage that a graph has captured is pinned where the graph uses it. Requires the lock.
   /// \return false if an operator uses the storage on the host; nothing has changed, retry once it has ended
   /// \throws OutOfMemory if there is no room; nothing has changed
-  virtual bool pin(Record* record, Stream stream) = 0;
-  virtual void unpin(Record* record) noexcept = 0;
+  bool pin(Record* record, Stream stream);
+  void unpin(Record* record) noexcept;
 
   // captures.cpp: a graph stores the addresses of captured storages, and its kernels are not watched.
 
   /// Until `end_capture`, storages that operators capture are pinned for this graph.
   /// \return the handle to pass to the functions below
-  virtual std::uint64_t begin_capture() = 0;
-  virtual void end_capture(std::uint64_t capture) noexcept = 0;
+  std::uint64_t begin_capture();
+  void end_capture(std::uint64_t capture) noexcept;
   /// The graph is about to be launched on the stream: its storages are in use there.
-  virtual void launched(std::uint64_t capture, Stream stream) = 0;
+  void launched(std::uint64_t capture, Stream stream);
   /// The graph was destroyed: unpins its storages.
-  virtual void release_capture(std::uint64_t capture) noexcept = 0;
+  void release_capture(std::uint64_t capture) noexcept;
   /// Whether a capture is in progress. One relaxed load.
   bool has_open_captures() const noexcept {
     return open_captures_.load(std::memory_order_relaxed) != 0;
   }
   /// An operator without a frame is about to use the storage on the stream and may write to it. Its end is not
   /// reported, so the storage counts as unmovable for a while. Requires the lock.
-  virtual void used_unseen(Record& record, Stream stream) noexcept = 0;
+  void used_unseen(Record& record, Stream stream) noexcept;
 
   /// Called instead of `begin` for an operator that is being captured: pins its operands where they are. Requires the
   /// lock.
-  virtual void captured(std::span<const Operand> operands) noexcept = 0;
+  void captured(std::span<const Operand> operands) noexcept;
 
   /// For tests of the layers above. While on, every storage that can be evicted is evicted after each operator,
   /// whatever the budget. Needs a budget, since operators are watched only with one.
-  virtual void evict_after_operators(bool on) = 0;
+  void evict_after_operators(bool on);
 
-  virtual void mark_step() = 0;
-  virtual void start_recording(const std::string& path) = 0;
-  virtual void stop_recording() = 0;
+  void mark_step();
+  void start_recording(const std::string& path);
+  void stop_recording();
 
-  virtual ResidencyStatistics statistics() = 0;
+  ResidencyStatistics statistics();
   /// The longest Policy::predicted_ms_per_operator. nullopt until each device with a budget follows a final schedule.
-  virtual std::optional<double> predicted_ms_per_operator() = 0;
-  virtual void reset_statistics() = 0;
+  std::optional<double> predicted_ms_per_operator();
+  void reset_statistics();
 
   /// Returns a violated invariant in words, or nullopt. For tests.
-  virtual std::optional<std::string> check() = 0;
+  std::optional<std::string> check();
 
-  /// What the allocator calls when memory runs short.
-  virtual PressureCallback& pressure_callback() = 0;
+  // pressure.cpp, explain.cpp: what the allocator calls when memory runs short.
 
- protected:
+  bool make_room(std::size_t bytes, Location home, Stream stream) override;
+  bool make_room_among_small(std::size_t bytes, Location home, Stream stream) override;
+  bool may_exceed(std::size_t bytes, Location home) override;
+  void waits_for_memory(Stream stream, const std::function<void()>& queue) override;
+  std::string explain(std::size_t bytes, Location home) noexcept override;
+
+ private:
+  // All functions below require the mutex.
+
+  // budget.cpp
+  /// The cap on segments within a budget.
+  std::size_t cap_within(int device, std::size_t budget, std::size_t staged) const;
+  std::size_t slot_bytes(int device, std::size_t budget) const;
+  /// Creates the device's missing streams, all or none.
+  void make_streams(int device, bool stages);
+  /// \return the bytes of all slots together
+  std::size_t stage(Device& device, std::size_t slot_bytes) noexcept;
+  /// Fetches all storages of a device, waits for the copies and drops the host copies, since operators will no longer
+  /// be watched. Waits for operators that use storages on the host.
+  /// \throws OutOfMemory, RuntimeFailure; some storages may have been fetched by then
+  void bring_back(int device, Lock& lock);
+  /// Whether the managed memory reserved on the device exceeds the budget.
+  bool is_over_cap(int device);
+  /// Releases cached segments and, if that is not enough, evicts what it can to bring the device within its cap.
+  void shrink(int device);
+  /// Updates the atomics that `is_awake`, `has_idle_devices` and `may_run_unwatched` read.
+  void note_awake();
+  /// Tries to return to an exceeded budget, at ever longer intervals.
+  void retry_budget(int device);
+  /// After an operator that exceeded the budget: evicts its results, and more if needed, to return to the budget.
+  void release_excess(const Frame& frame, int device);
+
+  // explain.cpp
+  /// Bytes of a device that cannot be evicted, by reason.
+  struct Staying {
+    std::size_t operands = 0; ///< the calling thread's operator uses them; includes those on the host
+    std::size_t pinned = 0; ///< keep_resident, exports, captures
+    std::size_t others = 0; ///< used by other threads' operators, or shared by several storages
+    std::size_t unknown = 0; ///< without a record: too small to be moved, or allocated by running operators
+  };
+  Staying staying(int device, std::span<Record* const> operands) const;
+  /// The smallest budget whose cap holds that many bytes.
+  std::size_t budget_for(int device, std::size_t bytes) const;
+
+  // fetches_ahead.cpp
+  void follow(const Decision& decision, int device);
+  /// Starts what the decision writes back or retires.
+  void write_back(const Decision& decision, int device);
+  /// The record of a storage that may be written back now and leave later; nullptr: it may not.
+  Record* leaving(StorageId id);
+  /// Frees the retiring device copies whose write-backs are done.
+  /// \param latest the latest write-back that may be done
+  void release_read_copies(int device, std::uint64_t latest);
+  /// The record of a pending fetch that is still needed and may start; nullptr: none.
+  Record* wanted(const Device::Fetch& pending) const;
+  /// Whether so many bytes more may be prefetched now.
+  static bool may_fetch_ahead(const Device& device, std::size_t bytes);
+  static void forget_fetches(Device& device) noexcept;
+  void start_pending_fetches(int device, bool changed);
+  /// Adds the noted re-fetches that are needed soon to `pending`, in order of need.
+  void queue_unforeseen_fetches(int device);
+
+  // sleep.cpp
+  /// Whether an idle device that wakes at that many allocated bytes has room to spare within its cap.
+  static bool leaves_room(const Device& device, std::size_t alarm);
+  /// Makes the device idle after enough quiet steps.
+  void become_idle_if_quiet(int device);
+  bool make_idle(int device);
+  /// `become_idle_if_quiet` for operators that use no storages with records.
+  void look_for_quiet_devices();
+  /// Counts an operator since the device woke, and checks whether it is quiescent.
+  void count_since_wake(int device, bool surely_outermost);
+  /// Whether operators that began unwatched may still run.
+  bool may_run_unseen(const Device& device) const;
+  /// Marks the device quiescent: no unwatched operator runs, so storages may be evicted from now on.
+  void note_quiescent(int device);
+
+  // recording.cpp
+  /// Before an operator that is recorded: makes an idle device wait.
+  void let_host_get_ahead(const Device& device) noexcept;
+
+  // pressure.cpp
+  /// Whether another thread is about to free a storage's block on the device.
+  bool is_block_being_freed(int device) const;
+
+  // operators.cpp
+  void note_begin(Frame& frame, const Operator& op);
+  /// The accesses of the frame's operands on one device: each device has its own policy.
+  std::span<const Access> accesses_on(int device, const Frame& frame);
+  void add_operand(Frame& frame, Record* record);
+  /// Fallback if preparing an operand failed: blocks until the copy that the storage points at is complete.
+  void use_after_failed_preparation(Record& record, Stream stream, bool writes) noexcept;
+  /// The same for an operand that may not be in the frame: it counts as unmovable for a while.
+  void use_untracked(Record& record, Stream stream, bool writes) noexcept;
+  void release_operands(Frame& frame) noexcept;
+  bool choose_in_place(Record& record, const Operator& op);
+  void use_where_it_is(Record& record, Stream stream, bool writes);
+
+  // captures.cpp
+  void pin_address(Record& record);
+
+  // check.cpp
+  std::optional<std::string> check_records() const;
+
+  // engine.cpp
+  void count_pin(Record& record);
+  OutOfMemory no_room_to_pin(const Record& wanted) const;
+  void unregister(Record* record) noexcept;
+  void free_if_dead(Record* record) noexcept;
+
+  EngineState state_;
+  Copies copies_;
+  Room room_;
+
+  mutable std::mutex mutex_;
+  std::atomic<std::thread::id> holder_; ///< the thread that has a `Lock`
+  std::condition_variable freed_; ///< the block of a destroyed storage was freed; notified without the mutex
+  std::atomic<int> blocks_being_freed_{0}; ///< blocks of destroyed storages that are not freed yet
+  std::optional<std::size_t> staging_;
+  StorageId next_id_ = 1;
+  std::map<std::uint64_t, Capture> captures_;
+  std::uint64_t next_capture_ = 1;
+  std::vector<Access> accesses_; ///< of the operator being begun
+  std::vector<Access> told_; ///< those of `accesses_` on one device (accesses_on)
+  std::int64_t hits_at_reset_ = 0;
+  std::int64_t misses_at_reset_ = 0;
+  bool evicts_after_operators_ = false;
+  bool no_room_ahead_ = false; ///< a prefetch for the operator being begun found no room
+
   // Read without the engine's mutex.
   std::atomic<bool> awake_{false};
   std::atomic<bool> may_run_unwatched_{false};

@@ -60,8 +60,7 @@ void EngineState::announce(Record& record) {
 }
 
 bool EngineState::is_unread(const Record& record) const {
-  return beginning != nullptr && record.operand < beginning->operands.size() &&
-         beginning->operands[record.operand] == &record;
+  return beginning != nullptr && record.operand < beginning->size() && (*beginning)[record.operand] == &record;
 }
 
 void EngineState::wait(Stream stream, Event event) {

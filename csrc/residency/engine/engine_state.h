@@ -1,6 +1,6 @@
 // What the parts of the residency engine share. Each part uses those below it:
 //
-//   ResidencyEngine   what the tensor layer and the allocator call: operators, budgets, pins, captures, idle devices
+//   Engine            what the tensor layer and the allocator call: operators, budgets, pins, captures, idle devices
 //   Room              finds memory: chooses what is evicted, and moves blocks within the device
 //   Copies            moves a storage's bytes between device and host, and its pointer
 //   EngineState       the records, the state of each device, and small functions on both
@@ -14,7 +14,8 @@
 #include "allocator/events.h"
 #include "allocator/segment_source.h"
 #include "residency/engine/device_state.h"
-#include "residency/engine/engine.h"
+#include "residency/engine/residency_statistics.h"
+#include "residency/engine/storage_adapter.h"
 #include "residency/engine/transfers.h"
 #include "residency/policy/id_map.h"
 #include "residency/trace/access_recorder.h"
@@ -134,7 +135,7 @@ struct EngineState {
   int own_scopes = 0; ///< of `OwnTime`
   bool found_unmovable = false; ///< a storage turned out to be unmovable since the flag was last cleared
   bool host_refused = false; ///< the latest write-back found no pinned memory
-  const Engine::Frame* beginning = nullptr; ///< of the operator whose operands `begin` is placing
+  const std::vector<Record*>* beginning = nullptr; ///< operands that Engine::begin is placing
   std::vector<void*> locked; ///< storages whose references are dropped after the mutex is released
 };
 

@@ -1,8 +1,8 @@
 // The explanation in an out-of-memory error: the running operator's needs, the pinned bytes, and a sufficient budget.
 #include <algorithm>
 
+#include "residency/engine/engine.h"
 #include "residency/engine/relocation_min.h"
-#include "residency/engine/residency_engine.h"
 #include "residency/engine/shares.h"
 #include "runtime/bytes.h"
 
@@ -14,7 +14,7 @@ constexpr std::size_t kSegmentStep = 2 * MiB;
 
 } // namespace
 
-ResidencyEngine::Staying ResidencyEngine::staying(int device, std::span<Record* const> operands) const {
+Engine::Staying Engine::staying(int device, std::span<Record* const> operands) const {
   Staying found;
   std::size_t known = 0;
   for (const auto& [id, record] : state_.records) {
@@ -37,7 +37,7 @@ ResidencyEngine::Staying ResidencyEngine::staying(int device, std::span<Record* 
   return found;
 }
 
-std::size_t ResidencyEngine::budget_for(int device, std::size_t bytes) const {
+std::size_t Engine::budget_for(int device, std::size_t bytes) const {
   std::size_t budget = round_up(bytes, kSegmentStep);
   for (;;) {
     const std::size_t cap = cap_within(device, budget, kStagingSlots * slot_bytes(device, budget));
@@ -48,7 +48,7 @@ std::size_t ResidencyEngine::budget_for(int device, std::size_t bytes) const {
   }
 }
 
-std::string ResidencyEngine::explain(std::size_t bytes, Location home) noexcept {
+std::string Engine::explain(std::size_t bytes, Location home) noexcept {
   try {
     if (home.is_host()) {
       return {};

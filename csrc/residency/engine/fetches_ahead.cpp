@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "residency/engine/residency_engine.h"
+#include "residency/engine/engine.h"
 
 namespace torch_uvm {
 namespace {
@@ -26,7 +26,7 @@ constexpr std::size_t kTwoAheadShare = 3;
 
 } // namespace
 
-void ResidencyEngine::follow(const Decision& decision, int index) {
+void Engine::follow(const Decision& decision, int index) {
   Device& device = state_.of(index);
   if (decision.forget) {
     forget_fetches(device);
@@ -45,7 +45,7 @@ void ResidencyEngine::follow(const Decision& decision, int index) {
   start_pending_fetches(index, !decision.retire.empty() || !decision.fetch.empty());
 }
 
-void ResidencyEngine::write_back(const Decision& decision, int index) {
+void Engine::write_back(const Decision& decision, int index) {
   Device& device = state_.of(index);
   const Copies::AfterOperator after(copies_, device.last_stream);
   for (const StorageId id : decision.write_back) {
@@ -69,7 +69,7 @@ void ResidencyEngine::write_back(const Decision& decision, int index) {
   }
 }
 
-Record* ResidencyEngine::leaving(StorageId id) {
+Record* Engine::leaving(StorageId id) {
   Record* const record = state_.find(id);
   if (record == nullptr || record->points_at != Side::kDevice || !state_.address_may_change(*record, Mover::kEngine)) {
     return nullptr;
@@ -78,7 +78,7 @@ Record* ResidencyEngine::leaving(StorageId id) {
   return record;
 }
 
-void ResidencyEngine::release_read_copies(int index, std::uint64_t latest) {
+void Engine::release_read_copies(int index, std::uint64_t latest) {
   Device& device = state_.of(index);
   while (!device.retired.empty()) {
     Record* const record = room_.retiring(device.retired.front());
@@ -93,7 +93,7 @@ void ResidencyEngine::release_read_copies(int index, std::uint64_t latest) {
   }
 }
 
-Record* ResidencyEngine::wanted(const Device::Fetch& pending) const {
+Record* Engine::wanted(const Device::Fetch& pending) const {
   Record* const record = state_.find(pending.storage);
   if (record == nullptr || record->last_use > pending.asked) {
     return nullptr; // it was fetched by the operator itself, and may have left again since
@@ -103,18 +103,18 @@ Record* ResidencyEngine::wanted(const Device::Fetch& pending) const {
   return may && !record->collective ? record : nullptr;
 }
 
-bool ResidencyEngine::may_fetch_ahead(const Device& device, std::size_t bytes) {
+bool Engine::may_fetch_ahead(const Device& device, std::size_t bytes) {
   const std::size_t two = std::min(2 * bytes, device.cap / kTwoAheadShare);
   return device.fetched_ahead == 0 || device.fetched_ahead + bytes <= std::max(device.cap / kAheadShare, two);
 }
 
-void ResidencyEngine::forget_fetches(Device& device) noexcept {
+void Engine::forget_fetches(Device& device) noexcept {
   device.pending.clear();
   device.fetched_ahead = 0;
   ++device.fetch_round;
 }
 
-void ResidencyEngine::start_pending_fetches(int index, bool changed) {
+void Engine::start_pending_fetches(int index, bool changed) {
   Device& device = state_.of(index);
   if (changed) {
     device.pause = 0;
@@ -140,7 +140,7 @@ void ResidencyEngine::start_pending_fetches(int index, bool changed) {
   }
 }
 
-void ResidencyEngine::queue_unforeseen_fetches(int index) {
+void Engine::queue_unforeseen_fetches(int index) {
   Device& device = state_.of(index);
   if (device.unforeseen.empty()) {
     return;

@@ -2,18 +2,18 @@
 // decisions; copies are in copies.cpp.
 #include <algorithm>
 
+#include "residency/engine/engine.h"
 #include "residency/engine/relocation_min.h"
-#include "residency/engine/residency_engine.h"
 
 namespace torch_uvm {
 
-void ResidencyEngine::add_operand(Frame& frame, Record* record) {
+void Engine::add_operand(Frame& frame, Record* record) {
   record->operand = frame.operands.size();
   frame.operands.push_back(record);
   ++record->in_use;
 }
 
-std::span<const Access> ResidencyEngine::accesses_on(int device, const Frame& frame) {
+std::span<const Access> Engine::accesses_on(int device, const Frame& frame) {
   if (std::ranges::all_of(frame.operands, [device](const Record* record) { return record->device == device; })) {
     return accesses_;
   }
@@ -26,7 +26,7 @@ std::span<const Access> ResidencyEngine::accesses_on(int device, const Frame& fr
   return told_;
 }
 
-void ResidencyEngine::note_begin(Frame& frame, const Operator& op) {
+void Engine::note_begin(Frame& frame, const Operator& op) {
   Device& device = state_.of(frame.device);
   frame.counted = true;
   if (device.running++ != 0) {
@@ -37,8 +37,8 @@ void ResidencyEngine::note_begin(Frame& frame, const Operator& op) {
   }
 }
 
-void ResidencyEngine::begin(Frame& frame, const Operator& op, std::span<const Operand> operands,
-                            const std::vector<Stream>& streams) noexcept {
+void Engine::begin(Frame& frame, const Operator& op, std::span<const Operand> operands,
+                   const std::vector<Stream>& streams) noexcept {
   try {
     ++state_.operators;
     accesses_.clear();
@@ -102,13 +102,13 @@ void ResidencyEngine::begin(Frame& frame, const Operator& op, std::span<const Op
         use_after_failed_preparation(record, stream, writes);
       }
     };
-    state_.beginning = &frame;
+    state_.beginning = &frame.operands;
     for (Record* const record : frame.operands) {
       provide(*record);
     }
     if (!births.empty() || workspace != 0) {
       std::vector<Record*> left;
-      room_.prepare_room(frame, births, workspace, state_.of(frame.device).last_stream, left);
+      room_.prepare_room(frame.operands, frame.device, births, workspace, left);
       for (Record* const record : left) {
         provide(*record);
       }
@@ -131,14 +131,14 @@ void ResidencyEngine::begin(Frame& frame, const Operator& op, std::span<const Op
   }
 }
 
-void ResidencyEngine::use_untracked(Record& record, Stream stream, bool writes) noexcept {
+void Engine::use_untracked(Record& record, Stream stream, bool writes) noexcept {
   use_after_failed_preparation(record, stream, writes);
   if (record.in_use == 0) {
     state_.mark_unmovable(record); // no frame holds it, so its end of use is unknown
   }
 }
 
-void ResidencyEngine::use_after_failed_preparation(Record& record, Stream stream, bool writes) noexcept {
+void Engine::use_after_failed_preparation(Record& record, Stream stream, bool writes) noexcept {
   ++state_.failures;
   copies_.wait_here(record);
   if (record.fetching() && writes) {
@@ -157,8 +157,8 @@ void ResidencyEngine::use_after_failed_preparation(Record& record, Stream stream
   }
 }
 
-void ResidencyEngine::begin_nested(Frame& frame, std::span<const Operand> operands,
-                                   const std::vector<Stream>& streams) noexcept {
+void Engine::begin_nested(Frame& frame, std::span<const Operand> operands,
+                          const std::vector<Stream>& streams) noexcept {
   try {
     for (const Operand& operand : operands) {
       Record& record = *operand.record;
@@ -194,7 +194,7 @@ void ResidencyEngine::begin_nested(Frame& frame, std::span<const Operand> operan
   }
 }
 
-bool ResidencyEngine::choose_in_place(Record& record, const Operator& op) {
+bool Engine::choose_in_place(Record& record, const Operator& op) {
   Device& device = state_.of(record.device);
   if (record.captured != 0 || device.policy->use_in_place(record.id)) {
     return true;
@@ -209,7 +209,7 @@ bool ResidencyEngine::choose_in_place(Record& record, const Operator& op) {
   return no_room_ahead_;
 }
 
-void ResidencyEngine::use_where_it_is(Record& record, Stream stream, bool writes) {
+void Engine::use_where_it_is(Record& record, Stream stream, bool writes) {
   if (record.points_at == Side::kHost) {
     copies_.use_in_place(record, stream, writes);
   } else {
@@ -217,7 +217,7 @@ void ResidencyEngine::use_where_it_is(Record& record, Stream stream, bool writes
   }
 }
 
-void ResidencyEngine::created(Frame& frame, Record* record, const std::vector<Stream>& streams) noexcept {
+void Engine::created(Frame& frame, Record* record, const std::vector<Stream>& streams) noexcept {
   try {
     add_operand(frame, record);
     record->last_use = state_.operators;
@@ -229,7 +229,7 @@ void ResidencyEngine::created(Frame& frame, Record* record, const std::vector<St
   }
 }
 
-void ResidencyEngine::end(Frame& frame) noexcept {
+void Engine::end(Frame& frame) noexcept {
   if (frame.counted) {
     frame.counted = false;
     --state_.of(frame.device).running;
@@ -299,7 +299,7 @@ void ResidencyEngine::end(Frame& frame) noexcept {
   }
 }
 
-void ResidencyEngine::evict_after_operators(bool on) {
+void Engine::evict_after_operators(bool on) {
   {
     const Lock lock(*this);
     evicts_after_operators_ = on;
@@ -309,11 +309,11 @@ void ResidencyEngine::evict_after_operators(bool on) {
   }
 }
 
-void ResidencyEngine::used_unseen(Record& record, Stream stream) noexcept {
+void Engine::used_unseen(Record& record, Stream stream) noexcept {
   use_untracked(record, stream, /*writes=*/true); // it may write
 }
 
-void ResidencyEngine::release_operands(Frame& frame) noexcept {
+void Engine::release_operands(Frame& frame) noexcept {
   for (Record* const record : frame.operands) {
     --record->in_use;
     try {

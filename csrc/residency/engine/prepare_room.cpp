@@ -12,9 +12,10 @@ constexpr std::size_t kPreparedShare = 32;
 
 } // namespace
 
-void Room::prepare_room(const Engine::Frame& frame, std::span<const std::size_t> results, std::size_t workspace,
-                        Stream stream, std::vector<Record*>& left) {
-  Device& device = state_.of(frame.device);
+void Room::prepare_room(const std::vector<Record*>& operands, int index, std::span<const std::size_t> results,
+                        std::size_t workspace, std::vector<Record*>& left) {
+  Device& device = state_.of(index);
+  const Stream stream = device.last_stream;
   const std::size_t least = device.cap / kPreparedShare;
   std::size_t all = 0; // results and operands
   bool any = false;
@@ -22,14 +23,14 @@ void Room::prepare_room(const Engine::Frame& frame, std::span<const std::size_t>
     all += bytes;
     any = any || bytes >= least;
   }
-  for (const Record* const record : frame.operands) {
-    all += record->device == frame.device && record->device_block != nullptr ? record->bytes : 0;
+  for (const Record* const record : operands) {
+    all += record->device == index && record->device_block != nullptr ? record->bytes : 0;
   }
   const bool temporary = workspace >= least && all + workspace <= device.cap;
   if (!(any || temporary) || all > device.cap || !device.quiescent) {
     return; // not worth it, cannot fit, or nothing may move yet
   }
-  state_.note_workspace(frame.device, 0);
+  state_.note_workspace(index, 0);
   const std::int64_t peak = device.workspace.peak;
   std::vector<Block*> places; // keep all allocated, so that no two requests count on the same place
   try {
@@ -39,9 +40,9 @@ void Room::prepare_room(const Engine::Frame& frame, std::span<const std::size_t>
       if (bytes < least) {
         continue;
       }
-      Block* place = room_for(bytes, frame.device, Need::kNow, stream);
-      while (place == nullptr && evict_one_operand(frame, bytes, stream, left)) {
-        place = room_for(bytes, frame.device, Need::kNow, stream);
+      Block* place = room_for(bytes, index, Need::kNow, stream);
+      while (place == nullptr && evict_one_operand(operands, index, bytes, left)) {
+        place = room_for(bytes, index, Need::kNow, stream);
       }
       found = place != nullptr;
       if (!found) {
@@ -51,8 +52,8 @@ void Room::prepare_room(const Engine::Frame& frame, std::span<const std::size_t>
     }
     // The workspace may be several blocks. So only if an operand is in the way that would have to be moved is one place
     // made for all; otherwise the operator's requests evict what they need.
-    if (temporary && found && !min_cost_range(workspace, frame.device, Need::kNow)) {
-      if (Block* const place = room_for(workspace, frame.device, Need::kNow, stream)) {
+    if (temporary && found && !min_cost_range(workspace, index, Need::kNow)) {
+      if (Block* const place = room_for(workspace, index, Need::kNow, stream)) {
         places.push_back(place);
       }
     }
@@ -62,14 +63,16 @@ void Room::prepare_room(const Engine::Frame& frame, std::span<const std::size_t>
   for (Block* const place : places) {
     state_.memory.free(place);
   }
-  state_.take_allocated_peak(frame.device); // discard the peak: these blocks are no part of the operator's workspace
+  state_.take_allocated_peak(index); // discard the peak: these blocks are no part of the operator's workspace
   device.workspace.peak = peak;
 }
 
-bool Room::evict_one_operand(const Engine::Frame& frame, std::size_t bytes, Stream stream, std::vector<Record*>& left) {
+bool Room::evict_one_operand(const std::vector<Record*>& operands, int device, std::size_t bytes,
+                             std::vector<Record*>& left) {
+  const Stream stream = state_.of(device).last_stream;
   Record* largest = nullptr;
-  for (Record* const record : frame.operands) {
-    if (record->points_at == Side::kDevice && record->device == frame.device &&
+  for (Record* const record : operands) {
+    if (record->points_at == Side::kDevice && record->device == device &&
         state_.address_may_change(*record, Mover::kEngine) && (largest == nullptr || record->bytes > largest->bytes)) {
       largest = record;
     }
@@ -82,7 +85,7 @@ bool Room::evict_one_operand(const Engine::Frame& frame, std::size_t bytes, Stre
     return false;
   }
   // Find one range for the request and the operand together, so that the operand is not in the way again.
-  if (Block* const both = room_for(bytes + largest->bytes, frame.device, Need::kNow, stream)) {
+  if (Block* const both = room_for(bytes + largest->bytes, device, Need::kNow, stream)) {
     state_.memory.free(both);
     copies_.start_fetch(*largest, Need::kNow, stream);
   }

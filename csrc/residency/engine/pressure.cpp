@@ -1,8 +1,8 @@
 // What the allocator calls when memory runs short: makes room, or decides that a budget may be exceeded.
 #include <algorithm>
 
+#include "residency/engine/engine.h"
 #include "residency/engine/relocation_min.h"
-#include "residency/engine/residency_engine.h"
 #include "residency/engine/shares.h"
 
 namespace torch_uvm {
@@ -14,7 +14,7 @@ constexpr int kMoments = 64;
 
 } // namespace
 
-bool ResidencyEngine::may_exceed(std::size_t bytes, Location home) {
+bool Engine::may_exceed(std::size_t bytes, Location home) {
   if (home.is_host()) {
     return true;
   }
@@ -61,7 +61,7 @@ bool ResidencyEngine::may_exceed(std::size_t bytes, Location home) {
   return true;
 }
 
-void ResidencyEngine::waits_for_memory(Stream stream, const std::function<void()>& queue) {
+void Engine::waits_for_memory(Stream stream, const std::function<void()>& queue) {
   // Another thread that has the lock may be waiting for the allocator's, which this thread has.
   const bool mine = holder_.load(std::memory_order_relaxed) == std::this_thread::get_id();
   std::unique_lock<std::mutex> lock(mutex_, std::defer_lock);
@@ -73,7 +73,7 @@ void ResidencyEngine::waits_for_memory(Stream stream, const std::function<void()
   queue();
 }
 
-bool ResidencyEngine::is_block_being_freed(int device) const {
+bool Engine::is_block_being_freed(int device) const {
   if (blocks_being_freed_.load(std::memory_order_relaxed) != 0) {
     return true;
   }
@@ -86,7 +86,7 @@ bool ResidencyEngine::is_block_being_freed(int device) const {
   return false;
 }
 
-bool ResidencyEngine::make_room_among_small(std::size_t bytes, Location home, Stream stream) {
+bool Engine::make_room_among_small(std::size_t bytes, Location home, Stream stream) {
   if (home.is_host() || bytes >= relocation_min()) {
     return false;
   }
@@ -98,7 +98,7 @@ bool ResidencyEngine::make_room_among_small(std::size_t bytes, Location home, St
   }
 }
 
-bool ResidencyEngine::make_room(std::size_t bytes, Location home, Stream stream) {
+bool Engine::make_room(std::size_t bytes, Location home, Stream stream) {
   if (home.is_host()) {
     return false;
   }

@@ -3,7 +3,7 @@
 #include <utility>
 #include <vector>
 
-#include "residency/engine/residency_engine.h"
+#include "residency/engine/engine.h"
 
 namespace torch_uvm {
 
@@ -18,7 +18,7 @@ constexpr std::uint64_t kMaxHolds = 40;
 
 } // namespace
 
-void ResidencyEngine::start_recording(const std::string& path) {
+void Engine::start_recording(const std::string& path) {
   wake_idle_devices();
   const Lock lock(*this);
   if (state_.recorder) {
@@ -44,7 +44,7 @@ void ResidencyEngine::start_recording(const std::string& path) {
   }
 }
 
-void ResidencyEngine::stop_recording() {
+void Engine::stop_recording() {
   std::string error;
   {
     const Lock lock(*this);
@@ -64,7 +64,7 @@ void ResidencyEngine::stop_recording() {
 // Where the device waits for the host's next kernel, the time of a group has the host's part. Two iterations are
 // recorded at the program's own pace. From then on the device is made to wait whenever it has caught up with the host,
 // so that it works without gaps behind that. With transfers this would change what is recorded.
-void ResidencyEngine::let_host_get_ahead(const Device& device) noexcept {
+void Engine::let_host_get_ahead(const Device& device) noexcept {
   const AccessRecorder::Counts& counts = state_.recorder->counts();
   const std::uint64_t loop = device.policy->step_length();
   if (loop == 0 || counts.operators < 2 * loop || counts.transfers != 0 || counts.holds >= kMaxHolds) {

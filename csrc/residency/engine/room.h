@@ -36,8 +36,8 @@ class Room final : public PlaceSource {
   /// Makes contiguous room for results of the given sizes, all at once, and then for the workspace if operands are in
   /// its way that can move.
   /// \param left receives the operands that were evicted for it; the caller must provide them again
-  void prepare_room(const Engine::Frame& frame, std::span<const std::size_t> results, std::size_t workspace,
-                    Stream stream, std::vector<Record*>& left);
+  void prepare_room(const std::vector<Record*>& operands, int device, std::span<const std::size_t> results,
+                    std::size_t workspace, std::vector<Record*>& left);
 
  private:
   // room.cpp
@@ -82,7 +82,8 @@ class Room final : public PlaceSource {
   // prepare_room.cpp
 
   /// Evicts the largest operand that can move, and fetches it to another place if one can be found.
-  bool evict_one_operand(const Engine::Frame& frame, std::size_t bytes, Stream stream, std::vector<Record*>& left);
+  bool evict_one_operand(const std::vector<Record*>& operands, int device, std::size_t bytes,
+                         std::vector<Record*>& left);
 
   EngineState& state_;
   Copies& copies_;

@@ -13,8 +13,8 @@
 // leave half of the budget to what can be evicted.
 #include <algorithm>
 
+#include "residency/engine/engine.h"
 #include "residency/engine/relocation_min.h"
-#include "residency/engine/residency_engine.h"
 
 namespace torch_uvm {
 namespace {
@@ -36,7 +36,7 @@ constexpr unsigned kSurely = 128;
 
 } // namespace
 
-void ResidencyEngine::become_idle_if_quiet(int index) {
+void Engine::become_idle_if_quiet(int index) {
   Device& device = state_.of(index);
   QuietPeriod& quiet = device.quiet;
   if (state_.operators < quiet.next_look) {
@@ -69,7 +69,7 @@ void ResidencyEngine::become_idle_if_quiet(int index) {
   }
 }
 
-void ResidencyEngine::look_for_quiet_devices() {
+void Engine::look_for_quiet_devices() {
   for (int index = 0; state_.operators % QuietPeriod::kMin == 0 && index < static_cast<int>(state_.devices.size());
        ++index) {
     Device& device = state_.of(index);
@@ -87,11 +87,11 @@ void ResidencyEngine::look_for_quiet_devices() {
   }
 }
 
-bool ResidencyEngine::leaves_room(const Device& device, std::size_t alarm) {
+bool Engine::leaves_room(const Device& device, std::size_t alarm) {
   return alarm <= device.cap - device.cap / kSpareShare;
 }
 
-bool ResidencyEngine::make_idle(int index) {
+bool Engine::make_idle(int index) {
   Device& device = state_.of(index);
   QuietPeriod& quiet = device.quiet;
   const std::size_t alarm = quiet.peak + std::max(quiet.peak / kSlackShare, relocation_min());
@@ -131,14 +131,14 @@ bool ResidencyEngine::make_idle(int index) {
   return true;
 }
 
-void ResidencyEngine::note_allocation(int device) {
+void Engine::note_allocation(int device) {
   // Without the engine's lock: each allocation of an idle device comes here.
   if (has_idle_devices() && state_.allocated_bytes(device) > state_.of(device).alarm.load(std::memory_order_relaxed)) {
     wake(device);
   }
 }
 
-void ResidencyEngine::wake(int device) {
+void Engine::wake(int device) {
   {
     const Lock lock(*this);
     if (!state_.of(device).idle) {
@@ -151,7 +151,7 @@ void ResidencyEngine::wake(int device) {
   state_.storages.wake();
 }
 
-void ResidencyEngine::wake_idle_devices() {
+void Engine::wake_idle_devices() {
   for (int device = 0; has_idle_devices() && device < static_cast<int>(state_.devices.size()); ++device) {
     bool is_idle = false;
     {
@@ -164,13 +164,13 @@ void ResidencyEngine::wake_idle_devices() {
   }
 }
 
-bool ResidencyEngine::may_run_unseen(const Device& device) const {
+bool Engine::may_run_unseen(const Device& device) const {
   const std::optional<int> running = state_.storages.unwatched_kernels();
   return (running ? *running != 0 : device.quiet.seen < kQuiescentAfter) || unseen_graphs_.load() != 0 ||
          has_open_captures();
 }
 
-void ResidencyEngine::count_since_wake(int index, bool surely_outermost) {
+void Engine::count_since_wake(int index, bool surely_outermost) {
   Device& device = state_.of(index);
   device.quiet.seen += surely_outermost ? kSurely : 1;
   if (!may_run_unseen(device)) {
@@ -178,7 +178,7 @@ void ResidencyEngine::count_since_wake(int index, bool surely_outermost) {
   }
 }
 
-void ResidencyEngine::note_between_operators() noexcept {
+void Engine::note_between_operators() noexcept {
   try {
     const Lock lock(*this);
     for (int index = 0; may_run_unwatched() && index < static_cast<int>(state_.devices.size()); ++index) {
@@ -193,7 +193,7 @@ void ResidencyEngine::note_between_operators() noexcept {
   }
 }
 
-void ResidencyEngine::note_quiescent(int index) {
+void Engine::note_quiescent(int index) {
   Device& device = state_.of(index);
   state_.runtime.synchronize_device(index); // work queued on unknown streams
   device.quiescent = true;

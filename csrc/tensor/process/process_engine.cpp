@@ -30,7 +30,7 @@ Engine& find_or_make_engine() {
   }
   Context& context = Context::get();
   // Leaked: storages are freed after static destructors have run.
-  the_engine.store(Engine::make(context.runtime(), context.managed_allocator(), the_watch.load()->storages()).release(),
+  the_engine.store(new Engine(context.runtime(), context.managed_allocator(), the_watch.load()->storages()),
                    std::memory_order_release);
   return *the_engine.load(std::memory_order_acquire);
 }

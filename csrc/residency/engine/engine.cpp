@@ -1,5 +1,5 @@
 // Lifetime of records, pins, recording and statistics. Operators are in operators.cpp, copies in copies.cpp.
-#include "residency/engine/residency_engine.h"
+#include "residency/engine/engine.h"
 
 #include <algorithm>
 #include <chrono>
@@ -10,12 +10,7 @@
 
 namespace torch_uvm {
 
-std::unique_ptr<Engine> Engine::make(ManagedRuntime& runtime, CachingManagedAllocator& memory,
-                                     StorageAdapter& storages) {
-  return std::make_unique<ResidencyEngine>(runtime, memory, storages);
-}
-
-Engine::Lock::Lock(Engine& engine) : engine_(static_cast<ResidencyEngine&>(engine)), lock_(engine_.mutex_) {
+Engine::Lock::Lock(Engine& engine) : engine_(engine), lock_(engine_.mutex_) {
   engine_.holder_.store(std::this_thread::get_id(), std::memory_order_relaxed);
 }
 
@@ -46,20 +41,20 @@ void Engine::Lock::wait_for_a_block() {
   engine_.holder_.store(std::this_thread::get_id(), std::memory_order_relaxed);
 }
 
-ResidencyEngine::ResidencyEngine(ManagedRuntime& runtime, CachingManagedAllocator& memory, StorageAdapter& storages)
+Engine::Engine(ManagedRuntime& runtime, CachingManagedAllocator& memory, StorageAdapter& storages)
     : state_(runtime, memory, storages),
       copies_(state_, room_), // keeps a reference, and calls nothing yet
       room_(state_, copies_) {}
 
-bool ResidencyEngine::watches(int device) const {
+bool Engine::watches(int device) const {
   return state_.watches(device);
 }
 
-Record* ResidencyEngine::record_on(const Block* block) const noexcept {
+Record* Engine::record_on(const Block* block) const noexcept {
   return static_cast<Record*>(state_.memory.tag(block));
 }
 
-Record* ResidencyEngine::adopt(Block* block, int device, void* storage) {
+Record* Engine::adopt(Block* block, int device, void* storage) {
   if (!state_.of(device).policy) {
     state_.of(device).policy =
         std::make_unique<Policy>(); // a record without a budget: a pin, or a capture on any device
@@ -78,7 +73,7 @@ Record* ResidencyEngine::adopt(Block* block, int device, void* storage) {
   return adopted;
 }
 
-std::pair<Record*, void*> ResidencyEngine::create_on_host(std::size_t bytes, int index, Stream stream) {
+std::pair<Record*, void*> Engine::create_on_host(std::size_t bytes, int index, Stream stream) {
   const Lock lock(*this);
   const std::optional<std::size_t> limit = state_.runtime.limit();
   if (!state_.of(index).budget || (limit && bytes > *limit)) {
@@ -105,23 +100,23 @@ std::pair<Record*, void*> ResidencyEngine::create_on_host(std::size_t bytes, int
   return {record.release(), ptr};
 }
 
-Record* ResidencyEngine::created_on_host_at(const void* ptr) const {
+Record* Engine::created_on_host_at(const void* ptr) const {
   const Block* const block = state_.host_memory->find(ptr);
   return block == nullptr ? nullptr : static_cast<Record*>(state_.host_memory->tag(block));
 }
 
-void ResidencyEngine::attach(Record& record, void* storage) noexcept {
+void Engine::attach(Record& record, void* storage) noexcept {
   record.storage = storage;
 }
 
-void ResidencyEngine::free_if_dead(Record* record) noexcept {
+void Engine::free_if_dead(Record* record) noexcept {
   if (record->dead && record->in_use == 0) {
     state_.storages.forget(*record);
     delete record;
   }
 }
 
-void ResidencyEngine::destroyed(Record* record) noexcept {
+void Engine::destroyed(Record* record) noexcept {
   const Lock lock(*this);
   if (record->device_block != nullptr && !record->fetching()) {
     blocks_being_freed_.fetch_add(1, std::memory_order_relaxed);
@@ -133,7 +128,7 @@ void ResidencyEngine::destroyed(Record* record) noexcept {
   unregister(record);
 }
 
-void ResidencyEngine::expired(Block* block) noexcept {
+void Engine::expired(Block* block) noexcept {
   const Lock lock(*this);
   auto* const record = static_cast<Record*>(state_.memory.tag(block));
   if (record != nullptr && record->pins == 0 &&
@@ -142,7 +137,7 @@ void ResidencyEngine::expired(Block* block) noexcept {
   }
 }
 
-void ResidencyEngine::unregister(Record* record) noexcept {
+void Engine::unregister(Record* record) noexcept {
   if (record->fetching()) {
     copies_.abandon_fetch(*record);
   }
@@ -172,12 +167,12 @@ void ResidencyEngine::unregister(Record* record) noexcept {
   free_if_dead(record);
 }
 
-void ResidencyEngine::freed() noexcept {
+void Engine::freed() noexcept {
   blocks_being_freed_.fetch_sub(1, std::memory_order_relaxed);
   freed_.notify_all();
 }
 
-void ResidencyEngine::materialise(Record* record, Stream stream) {
+void Engine::materialise(Record* record, Stream stream) {
   Event waited;
   const std::size_t bytes = record->bytes;
   {
@@ -217,7 +212,7 @@ void ResidencyEngine::materialise(Record* record, Stream stream) {
   state_.statistics.waited.ms += (state_.now_us() - began) / 1e3;
 }
 
-void ResidencyEngine::count_pin(Record& record) {
+void Engine::count_pin(Record& record) {
   state_.announce(record);
   if (record.pins == 0) {
     state_.of(record.device).policy->pin(record.id, true);
@@ -225,7 +220,7 @@ void ResidencyEngine::count_pin(Record& record) {
   ++record.pins;
 }
 
-bool ResidencyEngine::pin(Record* record, Stream stream) {
+bool Engine::pin(Record* record, Stream stream) {
   if (record->points_at == Side::kHost && record->captured == 0) {
     if (!state_.address_may_change(*record, Mover::kOperator)) {
       return false;
@@ -242,7 +237,7 @@ bool ResidencyEngine::pin(Record* record, Stream stream) {
   return true;
 }
 
-OutOfMemory ResidencyEngine::no_room_to_pin(const Record& wanted) const {
+OutOfMemory Engine::no_room_to_pin(const Record& wanted) const {
   std::size_t pinned = 0, used = 0;
   for (const auto& [id, record] : state_.records) {
     if (record->device == wanted.device && record->device_block != nullptr) {
@@ -258,7 +253,7 @@ OutOfMemory ResidencyEngine::no_room_to_pin(const Record& wanted) const {
                          "; unpin tensors or raise the budget");
 }
 
-void ResidencyEngine::unpin(Record* record) noexcept {
+void Engine::unpin(Record* record) noexcept {
   if (record->pins > record->captured && --record->pins == 0) { // a graph's pins are released by `release_capture`
     try {
       state_.of(record->device).policy->pin(record->id, false);
@@ -268,7 +263,7 @@ void ResidencyEngine::unpin(Record* record) noexcept {
   }
 }
 
-void ResidencyEngine::mark_step() {
+void Engine::mark_step() {
   const Lock lock(*this);
   for (Device& device : state_.devices) {
     if (device.budget) {
@@ -281,7 +276,7 @@ void ResidencyEngine::mark_step() {
   }
 }
 
-ResidencyStatistics ResidencyEngine::statistics() {
+ResidencyStatistics Engine::statistics() {
   const Lock lock(*this);
   state_.transfers.collect(state_.statistics);
   ResidencyStatistics now = state_.statistics;
@@ -305,7 +300,7 @@ ResidencyStatistics ResidencyEngine::statistics() {
   return now;
 }
 
-std::optional<double> ResidencyEngine::predicted_ms_per_operator() {
+std::optional<double> Engine::predicted_ms_per_operator() {
   const Lock lock(*this);
   double longest = 0;
   for (const Device& device : state_.devices) {
@@ -317,7 +312,7 @@ std::optional<double> ResidencyEngine::predicted_ms_per_operator() {
   return longest;
 }
 
-void ResidencyEngine::reset_statistics() {
+void Engine::reset_statistics() {
   const ResidencyStatistics now = statistics();
   const Lock lock(*this);
   hits_at_reset_ += now.plan_hits;
