@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "allocator/adaptors/adaptors.h"
-#include "allocator/adaptors/allocation_log.h"
 #include "allocator/adaptors/caching_allocator.h"
+#include "allocator/allocation_log.h"
 #include "allocator/arena/arena.h"
 #include "allocator/plan/allocation_plan.h"
 #include "allocator/replay/replay.h"
@@ -110,7 +110,7 @@ void start_recording(const std::string& path) {
     throw RuntimeFailure("allocations are recorded already; one recording at a time");
   }
   recording.log = std::make_unique<AllocationLog>(path);
-  allocator.set_observer(recording.log.get());
+  allocator.set_log(recording.log.get());
 }
 
 AllocationLogEnd stop_recording() {
@@ -119,7 +119,7 @@ AllocationLogEnd stop_recording() {
   if (recording.log == nullptr) {
     return {};
   }
-  Context::get().managed_allocator().set_observer(nullptr);
+  Context::get().managed_allocator().set_log(nullptr);
   const std::unique_ptr<AllocationLog> log = std::move(recording.log);
   return log->close();
 }

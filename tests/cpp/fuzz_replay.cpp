@@ -4,7 +4,7 @@
 #include <memory>
 #include <vector>
 
-#include "allocator/adaptors/allocation_log.h"
+#include "allocator/allocation_log.h"
 #include "allocator/replay/replay.h"
 #include "fuzz_input.h"
 #include "recording/recording_runtime.h"

@@ -20,7 +20,7 @@
 #include <vector>
 
 #include "allocator/adaptors/adaptors.h"
-#include "allocator/adaptors/allocation_log.h"
+#include "allocator/allocation_log.h"
 #include "face_rig.h"
 
 using namespace face;
@@ -142,7 +142,7 @@ TEST(an_observed_allocator_logs_every_allocation_and_free) {
   Rig rig;
   AllocationLog log(file.path());
   Block* const before = rig.memory.allocate(100, kHome, kStream);
-  rig.memory.set_observer(&log);
+  rig.memory.set_log(&log);
   Block* const first = rig.memory.allocate(1000, kHome, kStream);
   Block* const host = rig.memory.allocate(3000, Location::host(), Stream::host());
   rig.memory.free(first);
@@ -159,7 +159,7 @@ TEST(an_observed_allocator_logs_every_allocation_and_free) {
   rig.memory.free_after(again, event, kStream);
   rig.memory.free(host);
   rig.memory.free(before);
-  rig.memory.set_observer(nullptr);
+  rig.memory.set_log(nullptr);
   rig.memory.free(tried);
   CHECK_EQ(log.close().error, "");
 
@@ -187,7 +187,7 @@ TEST(a_relocated_block_is_logged_as_a_free_and_an_allocation) {
   const ScratchFile file;
   Rig rig;
   AllocationLog log(file.path());
-  rig.memory.set_observer(&log);
+  rig.memory.set_log(&log);
   // A segment under a cap with more than 10 MiB free, but not contiguously.
   rig.memory.set_cap(0, 32 * MiB);
   std::vector<Block*> blocks;
@@ -213,7 +213,7 @@ TEST(a_relocated_block_is_logged_as_a_free_and_an_allocation) {
   for (Block* const block : blocks) {
     rig.memory.free(block);
   }
-  rig.memory.set_observer(nullptr);
+  rig.memory.set_log(nullptr);
   CHECK_EQ(log.close().error, "");
   const std::vector<Row> rows = rows_of(file);
   CHECK(rows.size() > 2 * 16);
@@ -251,7 +251,7 @@ TEST(rows_of_several_threads_are_in_a_possible_order) {
     AllocationLog log(files[0].path());
     Adaptor logging(rig.caching, {.log = files[1].path()});
     Allocator& used = observed ? *rig.caching : logging;
-    rig.memory.set_observer(observed ? &log : nullptr);
+    rig.memory.set_log(observed ? &log : nullptr);
     std::vector<std::thread> threads;
     constexpr int kTurns = 3000; // more rows than a block of the log
     for (int number = 0; number < 4; ++number) {
@@ -266,7 +266,7 @@ TEST(rows_of_several_threads_are_in_a_possible_order) {
     for (std::thread& thread : threads) {
       thread.join();
     }
-    rig.memory.set_observer(nullptr);
+    rig.memory.set_log(nullptr);
     CHECK_EQ((observed ? log.close() : logging.close_log()).rows, std::uint64_t{4 * 4 * kTurns});
     CHECK(replayed(rows_of(files[observed ? 0 : 1])).empty());
   }
@@ -328,7 +328,7 @@ TEST(a_forked_child_leaves_the_log_alone) {
   const ScratchFile file;
   Rig rig;
   auto log = std::make_unique<AllocationLog>(file.path());
-  rig.memory.set_observer(log.get());
+  rig.memory.set_log(log.get());
   Block* const block = rig.memory.allocate(100, kHome, kStream);
   rig.memory.before_fork();
   const pid_t child = ::fork();
@@ -346,7 +346,7 @@ TEST(a_forked_child_leaves_the_log_alone) {
   ::waitpid(child, &status, 0);
   CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
   rig.memory.free(block);
-  rig.memory.set_observer(nullptr);
+  rig.memory.set_log(nullptr);
   CHECK_EQ(log->close().rows, std::uint64_t{2});
   CHECK(replayed(rows_of(file)).empty());
 }

@@ -10,7 +10,7 @@
 #include <optional>
 #include <string>
 
-#include "allocator/adaptors/allocation_log.h"
+#include "allocator/allocation_log.h"
 #include "allocator/allocator.h"
 
 namespace torch_uvm {

@@ -339,9 +339,9 @@ void CachingManagedAllocator::set_pressure_callback(PressureCallback* pressure_c
   state_->pressure_callback = pressure_callback;
 }
 
-void CachingManagedAllocator::set_observer(AllocationObserver* observer) {
+void CachingManagedAllocator::set_log(AllocationLog* log) {
   const std::lock_guard lock(state_->mutex);
-  state_->observer = state_->in_forked_child ? nullptr : observer;
+  state_->log = state_->in_forked_child ? nullptr : log;
 }
 
 AllocatorOptions CachingManagedAllocator::options() const {

@@ -85,7 +85,7 @@ class PressureCallback {
   }
 };
 
-class AllocationObserver; // allocator/allocation_observer.h
+class AllocationLog; // allocator/allocation_log.h
 
 struct Block; // defined in allocator/caching/block.h; an opaque handle for callers
 
@@ -312,7 +312,9 @@ class CachingManagedAllocator {
 
   void set_pressure_callback(
       PressureCallback* pressure_callback); ///< not owned, must outlive calls in progress; nullptr removes it
-  void set_observer(AllocationObserver* observer); ///< not owned; not called again after it was replaced by nullptr
+  /// Logs every allocation and free, in their order: if two blocks share an address, the first is freed before the
+  /// second is allocated. \param log not owned; not called again after it was replaced by nullptr
+  void set_log(AllocationLog* log);
   AllocatorOptions options() const;
   void set_options(const AllocatorOptions& options); ///< \throws InvalidArgument if a value is out of range
 

@@ -61,7 +61,6 @@ void CachingManagedAllocator::after_fork_in_parent() noexcept {
 void CachingManagedAllocator::after_fork_in_child() noexcept {
   state_->fork_copies.move_into_place();
   state_->in_forked_child = true;
-  state_->observer = nullptr;
   state_->mutex.unlock();
 }
 

@@ -25,7 +25,7 @@
 #include <vector>
 
 #include "allocator/adaptive_mutex.h"
-#include "allocator/allocation_observer.h"
+#include "allocator/allocation_log.h"
 #include "allocator/caching/caching_managed_allocator.h"
 #include "allocator/caching/fork_copies.h"
 #include "allocator/caching/heap.h"
@@ -138,20 +138,20 @@ struct CachingManagedAllocator::State {
   /// memory.
   void wait_for_exclusive_devices();
 
-  // Report allocations and frees to the observer. Called next to the corresponding updates of pool_statistics.
+  // Log allocations and frees. Called next to the corresponding updates of pool_statistics.
   void note_allocated(const Block* block) noexcept {
-    if (observer != nullptr) {
-      observer->allocated(reinterpret_cast<void*>(block->address), block->requested, block->free_list->stream);
+    if (log != nullptr) {
+      log->allocated(reinterpret_cast<void*>(block->address), block->requested, block->free_list->stream);
     }
   }
   void note_refused(std::size_t requested, Stream stream) noexcept {
-    if (observer != nullptr) {
-      observer->refused(requested, stream);
+    if (log != nullptr) {
+      log->refused(requested, stream);
     }
   }
   void note_freed(const Block* block) noexcept {
-    if (observer != nullptr) {
-      observer->freed(reinterpret_cast<void*>(block->address), block->requested, block->free_list->stream);
+    if (log != nullptr) {
+      log->freed(reinterpret_cast<void*>(block->address), block->requested, block->free_list->stream);
     }
   }
 
@@ -255,7 +255,7 @@ struct CachingManagedAllocator::State {
   mutable AdaptiveMutex mutex; ///< guards everything below
   AllocatorOptions options;
   PressureCallback* pressure_callback = nullptr;
-  AllocationObserver* observer = nullptr; ///< null in a forked child
+  AllocationLog* log = nullptr; ///< nullptr: none. In a forked child it does nothing
   std::vector<DeviceCap> caps; ///< by device
   const std::optional<std::size_t> no_cap; ///< the cap of the host
   PoolStatistics pool_statistics;

@@ -1,4 +1,4 @@
-#include "allocator/adaptors/allocation_log.h"
+#include "allocator/allocation_log.h"
 
 #include <fcntl.h>
 #include <sys/syscall.h>

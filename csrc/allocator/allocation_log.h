@@ -16,7 +16,6 @@
 #include <mutex>
 #include <string>
 
-#include "allocator/allocation_observer.h"
 #include "runtime/forks.h"
 #include "runtime/location.h"
 
@@ -37,21 +36,24 @@ struct AllocationLogEnd {
 /// Thread-safe, and does not throw. Rows are in the file in the order of the calls, which write the file in blocks. A
 /// write error (such as a full disk) is reported by `close`; the file then ends with a complete row, and the rows of
 /// the failed block and later ones are lost. In a forked child all calls do nothing. The mutex is a leaf.
-class AllocationLog final : public AllocationObserver {
+class AllocationLog {
  public:
   /// \throws InvalidArgument with the reason if the file cannot be created
   explicit AllocationLog(std::string path);
-  ~AllocationLog() override;
+  ~AllocationLog();
   AllocationLog(const AllocationLog&) = delete;
   AllocationLog& operator=(const AllocationLog&) = delete;
 
-  void allocated(const void* ptr, std::size_t bytes, Stream stream) noexcept override {
+  /// \param bytes as requested, here and below
+  void allocated(const void* ptr, std::size_t bytes, Stream stream) noexcept {
     append("allocate", ptr, bytes, stream);
   }
-  void freed(const void* ptr, std::size_t bytes, Stream stream) noexcept override {
+  /// \param stream the stream in whose order it is freed
+  void freed(const void* ptr, std::size_t bytes, Stream stream) noexcept {
     append("free", ptr, bytes, stream);
   }
-  void refused(std::size_t bytes, Stream stream) noexcept override {
+  /// A request that raises OutOfMemory.
+  void refused(std::size_t bytes, Stream stream) noexcept {
     append("allocate failure", nullptr, bytes, stream);
   }
 
