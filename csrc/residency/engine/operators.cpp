@@ -65,7 +65,8 @@ void Engine::begin(Frame& frame, const Operator& op, std::span<const Operand> op
     device.regions += op.region ? 1 : 0;
     frame.planned = true;
     const Decision& decision = device.policy->begin(op.key, accesses_on(frame.device, frame), op.in_place_ok);
-    const std::span<const std::size_t> births = decision.births;
+    std::span<const std::size_t> births = decision.births;
+    const std::size_t guess = decision.guess;
     // A compiled graph's temporary bytes are many blocks, which need no contiguous room.
     const std::size_t workspace = op.region ? 0 : decision.workspace;
     state_.begin_workspace(frame.device, next_id_);
@@ -105,6 +106,11 @@ void Engine::begin(Frame& frame, const Operator& op, std::span<const Operand> op
     state_.beginning = &frame.operands;
     for (Record* const record : frame.operands) {
       provide(*record);
+    }
+    // Make room for a guessed size only if no contiguous range can be evicted: then an operand may be in the way, which
+    // cannot move once the operator runs. Otherwise eviction waits until the operator does allocate as much.
+    if (births.empty() && guess != 0 && !room_.min_cost_range(guess, frame.device, Need::kNow)) {
+      births = {&guess, 1};
     }
     if (!births.empty() || workspace != 0) {
       std::vector<Record*> left;

@@ -52,6 +52,9 @@ struct Decision {
   std::vector<std::size_t> births;
   /// At `begin`: the temporary bytes that the operator needs at once, from the same source. 0: none, or unknown.
   std::size_t workspace = 0;
+  /// At `begin`, if no schedule matches and the operator's name is new: the largest result so far of any operator that
+  /// matched no schedule. Otherwise 0.
+  std::size_t guess = 0;
   /// The schedule has changed or was lost: drop the fetches of earlier decisions that have not started.
   bool forget = false;
   /// At `begin`: report the durations of operators from here on.

@@ -85,6 +85,9 @@ void Policy::expect_results(OperatorKey key) {
     decision_.births = found->second.births;
     decision_.workspace = found->second.workspace;
   }
+  if (names_.insert(key).second) {
+    decision_.guess = largest_result_;
+  }
 }
 
 const Decision& Policy::begin(OperatorKey key, std::span<const Access> accesses, bool in_place_ok) {
@@ -111,6 +114,7 @@ const Decision& Policy::begin(OperatorKey key, std::span<const Access> accesses,
   decision_.forget = false;
   decision_.births.clear();
   decision_.workspace = 0;
+  decision_.guess = 0;
   ask_for_durations();
   if (counters_.following) {
     const Schedule& schedule = matcher_.current()->schedule;
@@ -141,6 +145,7 @@ const Decision& Policy::end(std::span<const std::pair<StorageId, std::size_t>> b
     results.workspace = workspace;
     for (const auto& [storage, bytes] : births) {
       results.births.push_back(bytes);
+      largest_result_ = std::max(largest_result_, bytes);
     }
   }
   decision_.fetch.clear();

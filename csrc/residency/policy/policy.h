@@ -14,6 +14,7 @@
 #include <optional>
 #include <span>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -167,6 +168,8 @@ class Policy {
   /// Of operators that matched no schedule, by hash of operator and operand sizes.
   std::unordered_map<std::uint64_t, Results> results_;
   std::uint64_t kind_ = 0; ///< the latest operator's key in `results_`
+  std::unordered_set<OperatorKey> names_;
+  std::size_t largest_result_ = 0;
 };
 
 } // namespace torch_uvm
