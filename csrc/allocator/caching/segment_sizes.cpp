@@ -14,7 +14,7 @@ namespace {
 constexpr std::size_t kMinForSmall = 16 * MiB;
 constexpr std::size_t kSmallShare = 64;
 /// The most that they leave. The adapters of a LoRA of 14 B, with an optimizer's state, take 216 MiB of small blocks.
-constexpr std::size_t kMaxForSmall = 256 * MiB;
+constexpr std::size_t kSmallShareMax = 256 * MiB;
 /// Maximum segment under a large budget, because making one takes time.
 constexpr std::size_t kMaxUnderCap = 32 * 1024 * MiB;
 /// A new segment is 1/kGrowth of the reserved bytes: it over-allocates little, and few calls of the source reach a
@@ -77,7 +77,7 @@ std::size_t CachingManagedAllocator::State::left_for_small(Location home, SizeCl
   }
   const DeviceCap& budget = caps[static_cast<std::size_t>(home.index)];
   const std::size_t cap = budget.cap.value_or(0);
-  const std::size_t share = std::clamp(round_down(cap / kSmallShare, kSmallSegment), kSmallSegment, kMaxForSmall);
+  const std::size_t share = std::clamp(round_down(cap / kSmallShare, kSmallSegment), kSmallSegment, kSmallShareMax);
   if (cap < kMinForSmall || own > cap - share) {
     return 0;
   }

@@ -68,6 +68,8 @@ struct DeviceCap {
   /// For check(): the most segment bytes allowed since set_cap. The maximum of the cap, the bytes reserved at that
   /// time, and the totals after permitted excesses.
   std::size_t most = 0;
+  unsigned small_failures = 0; ///< searches among small blocks in a row that found nothing
+  std::uint64_t small_skips = 0; ///< small requests that pass until the next search: it looks at all these blocks
   bool refused = false; ///< the source has refused since a segment of the device was last made or released
 };
 

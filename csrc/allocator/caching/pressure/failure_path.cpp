@@ -23,6 +23,11 @@
 #include "allocator/caching/state.h"
 
 namespace torch_uvm {
+namespace {
+
+constexpr unsigned kMostDoublings = 10; // of the small requests between two searches that find nothing
+
+} // namespace
 
 Block* CachingManagedAllocator::State::allocate_under_pressure(const Request& request, Lock& lock,
                                                                std::optional<OutOfMemory> refusal) {
@@ -70,18 +75,25 @@ Block* CachingManagedAllocator::State::from_small_segments(const Request& reques
   if (request.kind != SizeClass::kSmall || !cap_of(request.home) || callback == nullptr) {
     return nullptr;
   }
+  DeviceCap& budget = caps[static_cast<std::size_t>(request.home.index)];
+  if (budget.small_skips > 0) {
+    --budget.small_skips;
+    return nullptr;
+  }
   for (const bool makes_room : {false, true}) {
     if (makes_room) {
       const Unlocked unlocked(lock); // the callback frees blocks of this allocator
       if (!callback->make_room_among_small(request.bytes, request.home, request.stream)) {
-        return nullptr;
+        break;
       }
     }
     const auto run = heap.first_run(request.bytes, request.home, /*among_small=*/true);
     if (Block* const block = run ? take_run(*run, request, lock) : nullptr) {
+      budget.small_failures = 0;
       return block;
     }
   }
+  budget.small_skips = std::uint64_t{1} << std::min(budget.small_failures++, kMostDoublings);
   return nullptr;
 }
 
