@@ -56,6 +56,21 @@ class TestLargerThanTheBudget:
             assert (each == number).all().item()
         assert torch_uvm.stats()["device_bytes"][DEVICE] <= 8 * MIB
 
+    def test_by_what_a_lower_budget_cannot_evict(self) -> None:
+        """Pinned storages stay, and the excess is counted at once."""
+        torch_uvm.enable(budget=16 * MIB)
+        pinned = torch.ones(2 * MIB, device="emu")
+        with torch_uvm.resident(pinned):
+            torch_uvm.memory.reset_residency_stats()
+            torch_uvm.set_budget(20 * MIB)
+            assert torch_uvm.stats()["over_budget"] == 0
+            torch_uvm.set_budget(4 * MIB)
+            assert torch_uvm.stats()["device_bytes"][DEVICE] > 4 * MIB
+            assert torch_uvm.stats()["over_budget"] == 1
+        torch_uvm.set_budget(4 * MIB)
+        assert torch_uvm.stats()["device_bytes"][DEVICE] <= 4 * MIB
+        assert torch_uvm.stats()["over_budget"] == 1
+
     def test_a_result_beside_a_pin_is_created_on_the_host(self, spawn: Spawn) -> None:
         """If neither the budget nor the device has room for it. It moves to the device when there is."""
         spawn(

@@ -175,8 +175,8 @@ def stats() -> dict[str, Any]:
         `waited` (the host waited for a copy) are dictionaries of `count`, `bytes` and `ms` (milliseconds,
         modelled ones on the emulated accelerator).
         `plan_hits` and `plan_misses` count operators that came as scheduled, and that did not.
-        `over_budget` counts operators that exceeded the budget, and results created on the host for want of
-        room on the device.
+        `over_budget` counts operators that exceeded the budget, results created on the host for want of room
+        on the device, and budgets that were set below what had to stay there.
         `device_bytes` and `peak_device_bytes` are managed bytes reserved on each device, now and at most
         since `reset_peak_memory_stats`, by torch.device.
         `host_bytes` is pinned bytes reserved for host copies. `records` counts storages that are tracked.

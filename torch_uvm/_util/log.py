@@ -43,7 +43,8 @@ _ONCE = {
     "used_in_place": (logging.INFO, "operators use tensors on the host, across the link (logged once)"),
     "over_budget": (
         logging.WARNING,
-        "an operator needs more than the budget (logged once; stats()['over_budget'] counts): "
+        "an operator, or what cannot be evicted, needs more than the budget (logged once; "
+        "stats()['over_budget'] counts): "
         "raise the budget, or use a smaller batch; a foreach optimizer needs less with fused=True",
     ),
     "failures": (

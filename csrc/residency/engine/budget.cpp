@@ -137,6 +137,7 @@ void Engine::set_budget(int device, std::optional<std::size_t> bytes, std::size_
   changed.quiet.still_since = state_.operators;
   state_.take_allocated_peak(device); // discard the peak from before
   changed.excess = bytes && is_over_cap(device);
+  state_.statistics.over_budget += changed.excess ? 1 : 0; // what cannot be evicted, or not yet, exceeds it
   changed.next_shrink = changed.shrink_pause = 0;
   if (!changed.quiescent && !changed.idle && !may_run_unseen(changed)) {
     note_quiescent(device);

@@ -23,7 +23,7 @@ struct ResidencyStatistics {
   std::int64_t plan_hits = 0; ///< operators that matched the schedule
   std::int64_t plan_misses = 0;
   std::int64_t over_budget = 0; ///< operators with operands used on the host for want of room, and allocations beyond
-                                ///< the budget
+                                ///< the budget, and budgets that are exceeded when they are set
   std::map<int, std::int64_t> device_bytes; ///< managed memory reserved now, with staging slots, by device
   std::map<int, std::int64_t> peak_device_bytes;
   std::int64_t host_bytes = 0; ///< pinned memory reserved for host copies
