@@ -60,7 +60,7 @@ thread_local bool running = false;
 constexpr const char* kRefusal =
     "an optimizer's step has deferred the update of this tensor to its next use by an operator of PyTorch, and code "
     "that is no operator reads its address. Put that code within `with torch_uvm.resident(tensor):`, or choose "
-    "optimizer=\"in_place\"";
+    "optimizer=\"in_place\". A forked process has no device: start workers with 'spawn' or 'forkserver'";
 
 void forget(Table& table, const Shared& pending) {
   for (const auto& [storage, writes] : pending->update->accesses()) {
