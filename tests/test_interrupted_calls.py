@@ -96,7 +96,7 @@ def test_a_step(spawn: Spawn, optimizer: str, files: tuple[str, ...], every: int
 
 
 def test_scopes(spawn: Spawn) -> None:
-    """An interrupted scope ends with the exception."""
+    """An interrupted scope ends with the exception, which is not lost."""
     spawn(
         PRELUDE
         + INTERRUPT
@@ -104,6 +104,8 @@ def test_scopes(spawn: Spawn) -> None:
 torch_uvm.enable(budget=None)
 arena = torch_uvm.allocators.arena("1MiB")
 x = torch.ones(MIB // 4, device="emu")
+lost = []
+sys.unraisablehook = lost.append
 
 def scopes():
     with torch_uvm.disabled():
@@ -119,6 +121,7 @@ while True:
     interrupt = Interrupt(nth)
     interrupted = interrupt.during(scopes)
     assert torch_uvm.is_enabled(), interrupt.where
+    assert lost == [], interrupt.where
     if not interrupted:
         break
     nth += 1

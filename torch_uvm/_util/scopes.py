@@ -57,8 +57,9 @@ class ReentrantScope(ContextDecorator, Generic[_Entry]):
             if not self._open:
                 raise RuntimeError(f"{self!r} is left, but not open")
             me = threading.get_ident()
-            mine = (index for index in reversed(range(len(self._open))) if self._open[index][0] == me)
-            _, entry = self._open.pop(next(mine, -1))
+            # A list: Python loses Ctrl-C when it closes an unfinished generator.
+            mine = [index for index, (owner, _) in enumerate(self._open) if owner == me]
+            _, entry = self._open.pop(mine[-1] if mine else -1)
         self._end(entry)
 
 
