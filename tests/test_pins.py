@@ -44,6 +44,13 @@ class TestNoRoom:
         assert is_on_device(second)
         kept.release()
 
+    def test_the_error_names_what_cannot_be_evicted(self) -> None:
+        small = [torch.ones(50_000, device="emu") for _ in range(60)]  # 11 MiB, below `relocation_min`
+        with pytest.raises(torch.OutOfMemoryError, match=" 0 B are pinned there .* small storages,"):
+            torch_uvm.keep_resident(large(1))
+        del small
+        torch_uvm.keep_resident(large(1)).release()
+
     def test_a_scope_that_fails_is_not_open(self) -> None:
         first, second = large(1), large(2)
         scope = torch_uvm.resident([first, second])

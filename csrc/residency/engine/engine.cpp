@@ -246,10 +246,12 @@ OutOfMemory Engine::no_room_to_pin(const Record& wanted) const {
   }
   const std::string device = to_string(Location::device(wanted.device));
   const std::optional<std::size_t> budget = state_.devices[static_cast<std::size_t>(wanted.device)].budget;
+  const bool others = budget && pinned + used + wanted.bytes <= *budget;
   return OutOfMemory(OutOfMemory::Cause::kBudget, wanted.bytes,
                      "no room to keep " + format_bytes(wanted.bytes) + " on " + device + ": its budget is " +
                          (budget ? format_bytes(*budget) : "none") + ", " + format_bytes(pinned) +
                          " are pinned there and operators that run use " + format_bytes(used) +
+                         (others ? "; small storages, or others that cannot be evicted, take or split the rest" : "") +
                          "; unpin tensors or raise the budget");
 }
 
