@@ -134,6 +134,27 @@ check()
     )
 
 
+@pytest.mark.parametrize("kind", ["accesses", "allocations"])
+def test_the_end_of_a_recording(spawn: Spawn, kind: str) -> None:
+    """The next recording starts, and replaces one that ended only in part."""
+    spawn(
+        PRELUDE
+        + f"""
+from unittest import mock
+
+torch_uvm.enable(budget=8 * MIB)
+record = torch_uvm.tools.record_{kind}
+recording = record("first")
+interrupted = mock.patch.object(type(recording), "_end", side_effect=KeyboardInterrupt)
+with interrupted, contextlib.suppress(KeyboardInterrupt):
+    recording.stop()
+with record("second"):
+    torch.ones(MIB // 4, device="emu").add_(1)
+assert os.path.getsize("second") > 0
+"""
+    )
+
+
 def test_enable(spawn: Spawn) -> None:
     """The next call installs everything, exactly once."""
     spawn(

@@ -82,6 +82,7 @@ class AccessRecording(Recording):
         if here is not None and _C.requested_budget(torch.accelerator.current_device_index()) is not None:
             # A device's first managed memory puts its budget in force.
             _C.empty_strided([1], [1], torch.uint8, resolve_device(here))
+        _C.stop_recording_accesses()  # of a recording that Ctrl-C has ended only in part
         _C.start_recording_accesses(str(self.path))
 
     def _end(self) -> None:
@@ -130,6 +131,7 @@ class AllocationRecording(Recording):
         here = accelerator()
         if here is not None:
             _C.start_device(resolve_device(here))
+        _C.stop_recording_allocations()  # of a recording that Ctrl-C has ended only in part
         _C.start_recording_allocations(str(self.path))
 
     def _end(self) -> None:
