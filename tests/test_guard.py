@@ -36,7 +36,6 @@ MAPPERS = {
     r"map_host_memory": {
         "cuda/pinned_memory.cpp",
         "runtime/emulated/emulated_runtime.cpp",
-        "runtime/emulated/state.cpp",
     },
 }
 

@@ -252,7 +252,7 @@ inline bool register_face(const std::string& prefix, const Face& face) {
         TORCH_UVM_CASE(another_thread_may_free), TORCH_UVM_CASE(many_threads_at_once)}) {
     add("recording", test, recording, false);
     add("nested", test, recording, true);
-    add("emulated", test, [] { return emulated(); }, false);
+    add("emulated", test, [] { return emulated_runtime(); }, false);
   }
   for (const FaceCase& test : {TORCH_UVM_CASE(reuse_waits_for_recorded_streams),
                                TORCH_UVM_CASE(reuse_on_another_stream_waits_for_the_first)}) {

@@ -150,7 +150,7 @@ class DelayedWork {
 
 inline void delayed_work_keeps_its_bytes(const Face& face, bool nested) {
   for (std::uint64_t seed = 1; seed <= 12; ++seed) {
-    FaceRig rig(emulated(seed), face, nested);
+    FaceRig rig(emulated_runtime(seed), face, nested);
     rig.make();
     DelayedWork(rig, seed).run(200);
     expect_empty(rig);

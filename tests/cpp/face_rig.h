@@ -49,7 +49,7 @@ inline std::unique_ptr<ManagedRuntime> recording() {
   return std::make_unique<RecordingRuntime>(2);
 }
 
-inline std::unique_ptr<ManagedRuntime> emulated(std::optional<std::uint64_t> seed = std::nullopt) {
+inline std::unique_ptr<ManagedRuntime> emulated_runtime(std::optional<std::uint64_t> seed = std::nullopt) {
   EmulatedConfig config;
   config.devices = 2;
   config.schedule_seed = seed;

@@ -11,7 +11,7 @@ Rig recording(bool managed) {
   return Rig(std::make_unique<RecordingRuntime>(2), managed);
 }
 
-Rig emulated(bool managed, std::optional<std::uint64_t> seed = std::nullopt) {
+Rig emulated_rig(bool managed, std::optional<std::uint64_t> seed = std::nullopt) {
   EmulatedConfig config;
   config.devices = 2;
   config.memory = 256 * MiB;
@@ -21,10 +21,10 @@ Rig emulated(bool managed, std::optional<std::uint64_t> seed = std::nullopt) {
 
 const bool registered = register_contract("recording_managed", [] { return recording(true); }) &&
                         register_contract("recording_device", [] { return recording(false); }) &&
-                        register_contract("emulated_managed", [] { return emulated(true); }) &&
-                        register_contract("emulated_device", [] { return emulated(false); }) &&
-                        register_contract("delayed_managed", [] { return emulated(true, 7); }) &&
-                        register_contract("delayed_device", [] { return emulated(false, 7); });
+                        register_contract("emulated_managed", [] { return emulated_rig(true); }) &&
+                        register_contract("emulated_device", [] { return emulated_rig(false); }) &&
+                        register_contract("delayed_managed", [] { return emulated_rig(true, 7); }) &&
+                        register_contract("delayed_device", [] { return emulated_rig(false, 7); });
 
 } // namespace
 

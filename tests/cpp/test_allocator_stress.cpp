@@ -124,7 +124,7 @@ Rig recording() {
   return Rig(std::make_unique<RecordingRuntime>(2), true);
 }
 
-Rig emulated(std::optional<std::uint64_t> seed) {
+Rig emulated_rig(std::optional<std::uint64_t> seed) {
   EmulatedConfig config;
   config.devices = 2;
   config.schedule_seed = seed;
@@ -194,8 +194,8 @@ TEST(one_thread_on_the_recording_runtime) {
 }
 
 TEST(one_thread_on_the_emulated_runtime) {
-  walk_one_thread(emulated(std::nullopt), 5, 3000);
-  walk_one_thread(emulated(11), 6, 3000);
+  walk_one_thread(emulated_rig(std::nullopt), 5, 3000);
+  walk_one_thread(emulated_rig(11), 6, 3000);
 }
 
 TEST(four_threads_on_the_recording_runtime) {
@@ -203,8 +203,8 @@ TEST(four_threads_on_the_recording_runtime) {
 }
 
 TEST(four_threads_on_the_emulated_runtime) {
-  walk_threads(emulated(std::nullopt), 8, 3000);
-  walk_threads(emulated(12), 9, 3000);
+  walk_threads(emulated_rig(std::nullopt), 8, 3000);
+  walk_threads(emulated_rig(12), 9, 3000);
 }
 
 HARNESS_MAIN()

@@ -304,7 +304,7 @@ TEST(a_forked_child_does_not_use_the_arena) {
 /// Threads allocate on streams of their own and on a shared one, while another thread resets, opens and ends scopes and
 /// releases all the time. Live allocations keep their bytes.
 TEST(threads_allocate_while_another_resets) {
-  FaceRig rig(emulated(), arena_face(kSmall), false);
+  FaceRig rig(emulated_runtime(), arena_face(kSmall), false);
   rig.make();
   auto& arena = static_cast<Arena&>(*rig.allocator);
   const Stream streams[] = {kStream, rig.stream(), Stream::host()};

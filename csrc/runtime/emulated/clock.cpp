@@ -102,27 +102,20 @@ double EmulatedClock::cross(Link& link, LinkClock::Direction direction, double a
 double EmulatedClock::copy(int device, double stream_us, double queued_us, const Copy& copy, const Traffic& traffic) {
   double now = write_back(device, start(device, stream_us, queued_us), traffic.written_back);
   now += time_of(traffic.populated, profile_.prefetch_populate_rate);
-  switch (copy.kind) {
-    case CopyKind::kToDevice:
-      now = cross(link(copy.to), LinkClock::kToDevice, now, copy);
-      break;
-    case CopyKind::kToHost:
-      now = cross(link(copy.from), LinkClock::kToHost, now, copy);
-      break;
-    case CopyKind::kWithinDevice:
-      now = occupy(link(copy.to).internal_us, now, time_of(copy.bytes, profile_.device_copy_rate));
-      break;
-    case CopyKind::kBetweenDevices: {
-      LinkClock &leaving = link(copy.from).ways, &arriving = link(copy.to).ways;
-      now = std::max({now, leaving.free_at(LinkClock::kToHost), arriving.free_at(LinkClock::kToDevice)});
-      const double takes = time_of(copy.bytes, profile_.peer_copy_rate);
-      leaving.occupy(LinkClock::kToHost, now, takes);
-      now = arriving.occupy(LinkClock::kToDevice, now, takes);
-      break;
-    }
-    case CopyKind::kOnHost:
-      now += time_of(copy.bytes, profile_.pageable_copy_rate);
-      break;
+  if (copy.from < 0 && copy.to < 0) {
+    now += time_of(copy.bytes, profile_.pageable_copy_rate);
+  } else if (copy.from < 0) {
+    now = cross(link(copy.to), LinkClock::kToDevice, now, copy);
+  } else if (copy.to < 0) {
+    now = cross(link(copy.from), LinkClock::kToHost, now, copy);
+  } else if (copy.from == copy.to) {
+    now = occupy(link(copy.to).internal_us, now, time_of(copy.bytes, profile_.device_copy_rate));
+  } else {
+    LinkClock &leaving = link(copy.from).ways, &arriving = link(copy.to).ways;
+    now = std::max({now, leaving.free_at(LinkClock::kToHost), arriving.free_at(LinkClock::kToDevice)});
+    const double takes = time_of(copy.bytes, profile_.peer_copy_rate);
+    leaving.occupy(LinkClock::kToHost, now, takes);
+    now = arriving.occupy(LinkClock::kToDevice, now, takes);
   }
   if (copy.pageable) {
     host_waited(now); // a pageable copy blocks the caller

@@ -43,9 +43,7 @@ class EmulatedClock {
   double prefetch(int device, double stream_us, double queued_us, Location to, const Traffic& traffic);
   double discard(int device, double stream_us, double queued_us, std::size_t bytes);
 
-  enum class CopyKind { kToDevice, kToHost, kWithinDevice, kBetweenDevices, kOnHost };
   struct Copy {
-    CopyKind kind;
     int from = -1, to = -1; ///< devices; -1 for the host
     bool pageable = false; ///< a host side is not pinned
     std::size_t bytes = 0;

@@ -1,4 +1,4 @@
-// The counters of an emulated runtime: one row per device, and one for what belongs to no device.
+// The counters of an emulated runtime.
 #pragma once
 
 #include <vector>
@@ -8,19 +8,16 @@
 
 namespace torch_uvm::emulated {
 
-/// Not thread-safe: guarded by the runtime's mutex.
+/// One row per location: the host's has what belongs to no device. Not thread-safe: guarded by the runtime's mutex.
 class CounterTable {
  public:
   explicit CounterTable(int devices) : rows_(static_cast<std::size_t>(devices) + 1) {}
 
   EmulatedCounters& of(Location location) {
-    return rows_[location.is_host() ? rows_.size() - 1 : static_cast<std::size_t>(location.index)];
+    return rows_[static_cast<std::size_t>(location.index + 1)];
   }
   EmulatedCounters& of(int device) {
-    return rows_[static_cast<std::size_t>(device)];
-  }
-  const EmulatedCounters& of(int device) const {
-    return rows_[static_cast<std::size_t>(device)];
+    return of(Location::device(device));
   }
   EmulatedCounters total() const {
     EmulatedCounters sum;
@@ -36,7 +33,7 @@ class CounterTable {
   }
 
  private:
-  std::vector<EmulatedCounters> rows_;
+  std::vector<EmulatedCounters> rows_; ///< the host's is the first
 };
 
 } // namespace torch_uvm::emulated

@@ -1,57 +1,97 @@
-// EmulatedRuntime's implementation of ManagedRuntime. inspection.cpp has the functions that only the emulator has.
+// EmulatedRuntime's implementation of ManagedRuntime. operations.cpp has queued work, inspection.cpp what only the
+// emulator has.
 #include "runtime/emulated/emulated_runtime.h"
 
 #include <algorithm>
+#include <string>
 
 #include "runtime/bytes.h"
-#include "runtime/emulated/state.h"
 #include "runtime/host_memory.h"
 
 namespace torch_uvm {
 namespace {
 
-using emulated::Operation;
-using emulated::Traffic;
-
 constexpr std::size_t kManagedAlignment = 2 * MiB;
+constexpr std::size_t kPlainAlignment = 4 * KiB;
 constexpr std::size_t kPlainGranularity = 512; // rounding of a device's allocator
+
+const EmulatedConfig& checked(const EmulatedConfig& config) {
+  if (config.devices < 1 || config.devices > EmulatedConfig::kMaxDevices) {
+    throw InvalidArgument(std::to_string(config.devices) + " emulated devices; accepted are 1 to " +
+                          std::to_string(EmulatedConfig::kMaxDevices));
+  }
+  if (config.memory < EmulatedConfig::kMinMemory) {
+    throw InvalidArgument("emulated devices with " + format_bytes(config.memory) + " of memory; at least " +
+                          format_bytes(EmulatedConfig::kMinMemory) + " is needed");
+  }
+  return config;
+}
 
 } // namespace
 
+EmulatedRuntime::EmulatedRuntime(const EmulatedConfig& config)
+    : config_(checked(config)),
+      profile_(CostProfile::named(config.profile)),
+      counters_(config.devices),
+      pages_(config.devices, config.memory, profile_.memory, counters_),
+      clock_(profile_, config.devices),
+      timelines_(static_cast<std::size_t>(config.devices)),
+      queue_(config.devices, config.schedule_seed, mutex_,
+             [this](auto& stream, const auto& operation) { account(stream, operation); }) {}
+
+EmulatedRuntime::~EmulatedRuntime() {
+  queue_.stop(); // a worker may still be copying
+  for (const auto& [base, allocation] : pages_.allocations()) {
+    unmap_host_memory(reinterpret_cast<void*>(base), allocation.bytes);
+  }
+  for (const auto& [base, allocation] : plain_) {
+    unmap_host_memory(reinterpret_cast<void*>(base), allocation.bytes);
+  }
+}
+
+void EmulatedRuntime::check_device(int device) const {
+  if (device < 0 || device >= config_.devices) {
+    throw InvalidArgument("device " + std::to_string(device) + " does not exist; there are " +
+                          std::to_string(config_.devices) + " emulated devices, from 0");
+  }
+}
+
+void EmulatedRuntime::check_location(Location location) const {
+  if (location != Location::host()) {
+    check_device(location.index);
+  }
+}
+
 // --- memory -----------------------------------------------------------------------------------------------
-
-EmulatedRuntime::EmulatedRuntime(const EmulatedConfig& config) : state_(std::make_unique<State>(config)) {}
-
-EmulatedRuntime::~EmulatedRuntime() = default;
 
 void* EmulatedRuntime::do_allocate_managed(std::size_t bytes, Location home) {
   {
-    const State::Lock lock(state_->mutex);
-    state_->call("allocate_managed", bytes);
+    const Lock lock(mutex_);
+    call("allocate_managed", bytes);
   }
   void* ptr = map_host_memory(bytes, kManagedAlignment);
-  State::Lock lock(state_->mutex);
+  Lock lock(mutex_);
   try {
-    state_->pages.add(ptr, bytes, home);
+    pages_.add(ptr, bytes, home);
   } catch (...) {
     unmap_host_memory(ptr, bytes);
     throw;
   }
-  ++state_->counters.of(home).allocate_calls;
-  state_->clock.call();
-  state_->sample_all();
+  ++counters_.of(home).allocate_calls;
+  clock_.call();
+  sample(clock_.host());
   return ptr;
 }
 
 void EmulatedRuntime::do_free_managed(void* ptr, std::size_t bytes) noexcept {
-  State::Lock lock(state_->mutex);
-  state_->queue.drain_range(lock, ptr, bytes);
-  if (const auto* allocation = state_->pages.find(ptr)) {
-    ++state_->counters.of(allocation->home).free_calls;
+  Lock lock(mutex_);
+  queue_.drain_range(lock, ptr, bytes);
+  if (const auto* allocation = pages_.find(ptr)) {
+    ++counters_.of(allocation->home).free_calls;
   }
-  state_->pages.remove(ptr);
-  state_->clock.call();
-  state_->sample_all();
+  pages_.remove(ptr);
+  clock_.call();
+  sample(clock_.host());
   lock.unlock();
   unmap_host_memory(ptr, bytes);
 }
@@ -60,151 +100,140 @@ void* EmulatedRuntime::allocate_pinned(std::size_t bytes) {
   if (bytes == 0) {
     throw InvalidArgument("pinned allocation of 0 bytes; at least 1 is needed");
   }
-  State::Lock lock(state_->mutex);
-  state_->call("allocate_pinned", bytes);
-  state_->check_one_memory(bytes);
-  return state_->add_plain(bytes, -1, 0);
+  Lock lock(mutex_);
+  call("allocate_pinned", bytes);
+  check_one_memory(bytes);
+  return add_plain(bytes, -1, 0);
 }
 
 void EmulatedRuntime::free_pinned(void* ptr) noexcept {
-  state_->free_plain(ptr, true);
+  free_plain(ptr, true);
 }
 
 void* EmulatedRuntime::allocate_device(std::size_t bytes, int device) {
-  state_->check_device(device);
+  check_device(device);
   if (bytes == 0) {
     throw InvalidArgument("allocation of 0 bytes on device " + std::to_string(device) + "; at least 1 is needed");
   }
-  State::Lock lock(state_->mutex);
-  state_->call("allocate_device", bytes);
+  Lock lock(mutex_);
+  call("allocate_device", bytes);
   // A size beyond the device's memory is not rounded: rounding could overflow, and the request is refused anyway.
-  const std::size_t reserved = bytes > state_->config.memory ? bytes : round_up(bytes, kPlainGranularity);
-  state_->check_one_memory(reserved);
-  Traffic traffic;
-  state_->pages.reserve_plain(device, reserved, traffic);
-  state_->clock.wait_for_room(device, traffic);
+  const std::size_t reserved = bytes > config_.memory ? bytes : round_up(bytes, kPlainGranularity);
+  check_one_memory(reserved);
+  emulated::Traffic traffic;
+  pages_.reserve_plain(device, reserved, traffic);
+  clock_.wait_for_room(device, traffic);
   void* ptr = nullptr;
   try {
-    ptr = state_->add_plain(bytes, device, reserved);
+    ptr = add_plain(bytes, device, reserved);
   } catch (...) {
-    state_->pages.release_plain(device, reserved);
+    pages_.release_plain(device, reserved);
     throw;
   }
-  state_->sample(device, state_->clock.host());
+  sample(clock_.host());
   return ptr;
 }
 
 void EmulatedRuntime::free_device(void* ptr) noexcept {
-  state_->free_plain(ptr, false);
+  free_plain(ptr, false);
 }
 
-void EmulatedRuntime::prefetch(void* ptr, std::size_t bytes, Location to, Stream stream) {
-  State::Lock lock(state_->mutex);
-  state_->check_location(to);
-  const auto& on = state_->queue.stream(stream);
-  state_->pages.require(ptr, bytes);
-  state_->call("prefetch");
-  if (device_properties(stream.device).one_memory()) {
-    return;
+const EmulatedRuntime::PlainAllocation* EmulatedRuntime::find_plain(const void* ptr) const {
+  const auto address = reinterpret_cast<std::uintptr_t>(ptr);
+  const auto next = plain_.upper_bound(address);
+  if (next == plain_.begin()) {
+    return nullptr;
   }
-  ++state_->counters.of(stream.device).prefetch_calls;
-  state_->clock.call();
-  Operation operation = Operation::on(Operation::Kind::kPrefetch, ptr, bytes, state_->clock.host());
-  operation.to = to;
-  state_->queue.enqueue(*on, std::move(operation));
+  const auto& [base, allocation] = *std::prev(next);
+  return address - base < allocation.bytes ? &allocation : nullptr;
+}
+
+void* EmulatedRuntime::add_plain(std::size_t bytes, int device, std::size_t reserved) {
+  void* ptr = map_host_memory(bytes, kPlainAlignment);
+  const auto base = reinterpret_cast<std::uintptr_t>(ptr);
+  try {
+    plain_.emplace(base, PlainAllocation{base, bytes, device, reserved});
+  } catch (...) {
+    unmap_host_memory(ptr, bytes);
+    throw;
+  }
+  ++counters_.of(Location{device}).allocate_calls;
+  clock_.call();
+  return ptr;
+}
+
+void EmulatedRuntime::free_plain(void* ptr, bool pinned) {
+  Lock lock(mutex_);
+  const auto found = plain_.find(reinterpret_cast<std::uintptr_t>(ptr));
+  if (found == plain_.end() || (found->second.device < 0) != pinned) {
+    return; // unknown address: freeing it would be worse than leaking it
+  }
+  const PlainAllocation freed = found->second;
+  queue_.drain_range(lock, ptr, freed.bytes);
+  plain_.erase(freed.base);
+  if (!pinned) {
+    pages_.release_plain(freed.device, freed.reserved);
+    sample(clock_.host());
+  }
+  ++counters_.of(Location{freed.device}).free_calls;
+  clock_.call();
+  unmap_host_memory(ptr, freed.bytes);
+}
+
+std::size_t EmulatedRuntime::left_of_one_memory() const {
+  std::size_t used = pages_.managed_bytes();
+  for (const auto& [base, allocation] : plain_) {
+    used += allocation.device < 0 ? allocation.bytes : allocation.reserved;
+  }
+  return used < config_.memory ? config_.memory - used : 0;
+}
+
+void EmulatedRuntime::check_one_memory(std::size_t bytes) const {
+  if (profile_.memory == MemoryKind::kOne && bytes > left_of_one_memory()) {
+    throw OutOfMemory(OutOfMemory::Cause::kDevice, bytes,
+                      "host and device share one memory of " + format_bytes(config_.memory) + ": " +
+                          format_bytes(bytes) + " asked for, " + format_bytes(left_of_one_memory()) + " available");
+  }
 }
 
 void EmulatedRuntime::advise(void* ptr, std::size_t bytes, Advice advice, Location location) {
-  State::Lock lock(state_->mutex);
-  state_->check_location(location);
-  auto& allocation = state_->pages.require(ptr, bytes);
-  state_->call("advise");
-  state_->pages.advise(allocation, ptr, bytes, advice, location);
-  ++state_->counters.of(location).advise_calls;
-  state_->clock.call();
-}
-
-void EmulatedRuntime::discard(void* ptr, std::size_t bytes, Stream stream) {
-  State::Lock lock(state_->mutex);
-  const auto& on = state_->queue.stream(stream);
-  state_->pages.require(ptr, bytes);
-  state_->call("discard");
-  if (device_properties(stream.device).one_memory()) {
-    return;
-  }
-  ++state_->counters.of(stream.device).discard_calls;
-  state_->clock.call();
-  Operation operation = Operation::on(Operation::Kind::kDiscard, ptr, bytes, state_->clock.host());
-  state_->queue.enqueue(*on, std::move(operation));
+  Lock lock(mutex_);
+  check_location(location);
+  auto& allocation = pages_.require(ptr, bytes);
+  call("advise");
+  pages_.advise(allocation, ptr, bytes, advice, location);
+  ++counters_.of(location).advise_calls;
+  clock_.call();
 }
 
 RangeAttributes EmulatedRuntime::range_attributes(const void* ptr, std::size_t bytes) const {
-  State::Lock lock(state_->mutex);
-  return state_->pages.attributes(state_->pages.require(ptr, bytes), ptr, bytes);
-}
-
-void EmulatedRuntime::copy_async(void* dst, const void* src, std::size_t bytes, Stream stream) {
-  State::Lock lock(state_->mutex);
-  const auto& on = state_->queue.stream(stream);
-  if (bytes == 0) {
-    return;
-  }
-  state_->check_copy_range("to", dst, bytes);
-  state_->check_copy_range("from", src, bytes);
-  state_->call("copy_async");
-  ++state_->counters.of(stream.device).copy_calls;
-  state_->clock.call();
-  Operation operation = Operation::on(Operation::Kind::kCopy, dst, bytes, state_->clock.host());
-  operation.source = src;
-  state_->queue.enqueue(*on, std::move(operation));
-}
-
-void EmulatedRuntime::zero_async(void* ptr, std::size_t bytes, Stream stream) {
-  State::Lock lock(state_->mutex);
-  const auto& on = state_->queue.stream(stream);
-  if (bytes == 0) {
-    return;
-  }
-  state_->check_copy_range("to", ptr, bytes);
-  state_->call("zero_async");
-  ++state_->counters.of(stream.device).zero_calls;
-  state_->clock.call();
-  Operation operation = Operation::on(Operation::Kind::kZero, ptr, bytes, state_->clock.host());
-  state_->queue.enqueue(*on, std::move(operation));
-}
-
-void EmulatedRuntime::delay(double us, Stream stream) {
-  State::Lock lock(state_->mutex);
-  const auto& on = state_->queue.stream(stream);
-  state_->call("delay");
-  state_->clock.call();
-  // The clock alone: kernels run when they are launched, and only times are told apart.
-  on->time_us = std::max(on->time_us, state_->clock.host()) + us;
+  Lock lock(mutex_);
+  return pages_.attributes(pages_.require(ptr, bytes), ptr, bytes);
 }
 
 // --- streams and events -----------------------------------------------------------------------------------
 
 Stream EmulatedRuntime::create_stream(int device, int /*priority*/) {
-  State::Lock lock(state_->mutex);
-  state_->check_device(device);
-  state_->call("create_stream");
-  return state_->queue.create_stream(device);
+  Lock lock(mutex_);
+  check_device(device);
+  call("create_stream");
+  return queue_.create_stream(device);
 }
 
 void EmulatedRuntime::destroy_stream(Stream stream) noexcept {
-  State::Lock lock(state_->mutex);
-  state_->queue.destroy_stream(stream);
+  Lock lock(mutex_);
+  queue_.destroy_stream(stream);
 }
 
 bool EmulatedRuntime::query_stream(Stream stream) {
   if (stream.is_host()) {
     return true;
   }
-  State::Lock lock(state_->mutex);
-  const auto state = state_->queue.stream(stream);
-  state_->call("query_stream");
-  const bool done = state_->queue.idle(*state);
-  state_->queue.tick_for(*state);
+  Lock lock(mutex_);
+  const auto state = queue_.stream(stream);
+  call("query_stream");
+  const bool done = queue_.idle(*state);
+  queue_.tick_for(*state);
   return done;
 }
 
@@ -212,82 +241,82 @@ void EmulatedRuntime::synchronize_stream(Stream stream) {
   if (stream.is_host()) {
     return;
   }
-  State::Lock lock(state_->mutex);
-  const auto state = state_->queue.stream(stream);
-  ++state_->counters.of(stream.device).synchronisations;
-  state_->queue.drain(lock, state);
-  state_->clock.host_waited(state->time_us);
-  state_->call("synchronize_stream");
+  Lock lock(mutex_);
+  const auto state = queue_.stream(stream);
+  ++counters_.of(stream.device).synchronisations;
+  queue_.drain(lock, state);
+  clock_.host_waited(state->time_us);
+  call("synchronize_stream");
 }
 
 void EmulatedRuntime::synchronize_device(int device) {
-  State::Lock lock(state_->mutex);
-  state_->check_device(device);
-  ++state_->counters.of(device).synchronisations;
-  state_->queue.drain_device(lock, device);
-  for (const auto& stream : state_->queue.streams(device)) {
-    state_->clock.host_waited(stream->time_us);
+  Lock lock(mutex_);
+  check_device(device);
+  ++counters_.of(device).synchronisations;
+  queue_.drain_device(lock, device);
+  for (const auto& stream : queue_.streams(device)) {
+    clock_.host_waited(stream->time_us);
   }
-  state_->call("synchronize_device");
+  call("synchronize_device");
 }
 
 Event EmulatedRuntime::create_event(int device, bool timing) {
-  State::Lock lock(state_->mutex);
-  state_->check_device(device);
-  state_->call("create_event");
-  return state_->queue.create_event(device, timing);
+  Lock lock(mutex_);
+  check_device(device);
+  call("create_event");
+  return queue_.create_event(device, timing);
 }
 
 void EmulatedRuntime::destroy_event(Event event) noexcept {
-  State::Lock lock(state_->mutex);
-  state_->queue.destroy_event(event);
+  Lock lock(mutex_);
+  queue_.destroy_event(event);
 }
 
 void EmulatedRuntime::record_event(Event event, Stream stream) {
-  State::Lock lock(state_->mutex);
-  auto& state = state_->queue.event(event);
-  const auto& on = state_->queue.stream(stream);
-  state_->call("record_event");
-  ++state_->counters.of(stream.device).event_records;
-  state_->queue.record(state, on, state_->clock.host());
+  Lock lock(mutex_);
+  auto& state = queue_.event(event);
+  const auto& on = queue_.stream(stream);
+  call("record_event");
+  ++counters_.of(stream.device).event_records;
+  queue_.record(state, on, clock_.host());
 }
 
 bool EmulatedRuntime::query_event(Event event) {
-  State::Lock lock(state_->mutex);
-  const auto mark = state_->queue.event(event).mark;
-  state_->call("query_event");
+  Lock lock(mutex_);
+  const auto mark = queue_.event(event).mark;
+  call("query_event");
   if (!mark || mark->reached) {
     return true;
   }
-  state_->queue.tick_for(*mark->stream);
+  queue_.tick_for(*mark->stream);
   return false;
 }
 
 void EmulatedRuntime::synchronize_event(Event event) {
-  State::Lock lock(state_->mutex);
-  const auto& state = state_->queue.event(event);
+  Lock lock(mutex_);
+  const auto& state = queue_.event(event);
   const auto mark = state.mark; // the event may be recorded again, or destroyed, during the wait
-  ++state_->counters.of(state.device).synchronisations;
-  state_->queue.reach(lock, mark);
+  ++counters_.of(state.device).synchronisations;
+  queue_.reach(lock, mark);
   if (mark) {
-    state_->clock.host_waited(mark->time_us);
+    clock_.host_waited(mark->time_us);
   }
-  state_->call("synchronize_event");
+  call("synchronize_event");
 }
 
 void EmulatedRuntime::wait_event(Stream stream, Event event) {
-  State::Lock lock(state_->mutex);
-  const auto& state = state_->queue.event(event);
-  const auto& waiting = state_->queue.stream(stream);
-  state_->call("wait_event");
-  state_->queue.wait_for(*waiting, state, state_->clock.host());
+  Lock lock(mutex_);
+  const auto& state = queue_.event(event);
+  const auto& waiting = queue_.stream(stream);
+  call("wait_event");
+  queue_.wait_for(*waiting, state, clock_.host());
 }
 
 double EmulatedRuntime::elapsed_ms(Event from, Event to) {
   constexpr double kMicrosecondsPerMillisecond = 1e3;
-  State::Lock lock(state_->mutex);
+  Lock lock(mutex_);
   for (const Event event : {from, to}) {
-    const auto& state = state_->queue.event(event);
+    const auto& state = queue_.event(event);
     if (!state.timing || !state.mark || !state.mark->reached) {
       throw InvalidArgument(std::string("elapsed time needs two events made with timing, recorded and reached; one ") +
                             (!state.timing ? "was made without timing"
@@ -295,23 +324,22 @@ double EmulatedRuntime::elapsed_ms(Event from, Event to) {
                                            : "is not reached yet"));
     }
   }
-  return (state_->queue.event(to).mark->time_us - state_->queue.event(from).mark->time_us) /
-         kMicrosecondsPerMillisecond;
+  return (queue_.event(to).mark->time_us - queue_.event(from).mark->time_us) / kMicrosecondsPerMillisecond;
 }
 
 // --- devices ----------------------------------------------------------------------------------------------
 
 int EmulatedRuntime::device_count() const {
-  return state_->config.devices;
+  return config_.devices;
 }
 
 DeviceProperties EmulatedRuntime::device_properties(int device) const {
-  state_->check_device(device);
+  check_device(device);
   DeviceProperties properties;
-  properties.name = "Emulated " + state_->config.profile;
-  properties.total_memory = state_->config.memory;
+  properties.name = "Emulated " + config_.profile;
+  properties.total_memory = config_.memory;
   properties.page_bytes = kPageBytes;
-  const MemoryKind memory = state_->profile.memory;
+  const MemoryKind memory = profile_.memory;
   properties.integrated = memory == MemoryKind::kOne;
   properties.host_page_tables = memory != MemoryKind::kSeparate;
   properties.direct_managed_access = memory == MemoryKind::kCoherent;
@@ -320,27 +348,27 @@ DeviceProperties EmulatedRuntime::device_properties(int device) const {
 }
 
 MemoryInfo EmulatedRuntime::memory_info(int device) const {
-  state_->check_device(device);
-  switch (state_->profile.memory) {
+  check_device(device);
+  switch (profile_.memory) {
     case MemoryKind::kOne:
-      return {host_memory_available(), state_->config.memory};
+      return {host_memory_available(), config_.memory};
     case MemoryKind::kCoherent: // the operating system's figures cover both memories
       return {host_memory_available(), operating_system_memory_total()};
     case MemoryKind::kSeparate:
       break;
   }
-  State::Lock lock(state_->mutex);
-  const std::size_t used = state_->pages.plain_bytes(device) + state_->pages.resident_bytes(device);
-  return {state_->config.memory - used, state_->config.memory};
+  Lock lock(mutex_);
+  const std::size_t used = pages_.plain_bytes(device) + pages_.resident_bytes(device);
+  return {config_.memory - used, config_.memory};
 }
 
 std::size_t EmulatedRuntime::host_memory_available() const {
   const std::size_t available = operating_system_memory_available();
-  if (state_->profile.memory != MemoryKind::kOne) {
+  if (profile_.memory != MemoryKind::kOne) {
     return available;
   }
-  State::Lock lock(state_->mutex);
-  return std::min(available, state_->left_of_one_memory());
+  Lock lock(mutex_);
+  return std::min(available, left_of_one_memory());
 }
 
 } // namespace torch_uvm

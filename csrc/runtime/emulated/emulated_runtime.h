@@ -20,14 +20,19 @@
 
 #include <cstdint>
 #include <functional>
-#include <memory>
+#include <map>
+#include <mutex>
 #include <optional>
 #include <span>
-#include <string>
 #include <string_view>
 #include <vector>
 
+#include "runtime/emulated/clock.h"
+#include "runtime/emulated/counters.h"
 #include "runtime/emulated/model.h"
+#include "runtime/emulated/pages.h"
+#include "runtime/emulated/queue.h"
+#include "runtime/emulated/timeline.h"
 #include "runtime/managed_runtime.h"
 
 namespace torch_uvm {
@@ -133,8 +138,56 @@ class EmulatedRuntime final : public ManagedRuntime {
   void do_free_managed(void* ptr, std::size_t bytes) noexcept override;
 
  private:
-  struct State;
-  std::unique_ptr<State> state_;
+  using Lock = std::unique_lock<std::mutex>;
+
+  /// Pinned host memory, or plain memory of a device.
+  struct PlainAllocation {
+    std::uintptr_t base = 0;
+    std::size_t bytes = 0;
+    int device = -1; ///< -1: pinned
+    std::size_t reserved = 0; ///< bytes of the device's capacity
+  };
+
+  void check_device(int device) const;
+  void check_location(Location location) const;
+
+  // All below require the mutex, except free_plain.
+
+  /// Calls the hook. \throws what the hook throws
+  void call(std::string_view name, std::size_t bytes = 0) {
+    if (call_hook_) {
+      call_hook_(name, bytes);
+    }
+  }
+  const PlainAllocation* find_plain(const void* ptr) const;
+  bool is_pinned(const void* ptr) const;
+  void* add_plain(std::size_t bytes, int device, std::size_t reserved);
+  void free_plain(void* ptr, bool pinned);
+  /// With one memory: what is not allocated of it, by anybody.
+  std::size_t left_of_one_memory() const;
+  /// \throws OutOfMemory if that is less than `bytes`
+  void check_one_memory(std::size_t bytes) const;
+  /// A copy's range must not extend beyond the end of the allocation in which it begins.
+  void check_copy_range(const char* side, const void* ptr, std::size_t bytes) const;
+
+  void touch(int device, std::span<const Touch> accesses, emulated::Traffic& traffic);
+  void enqueue(emulated::StreamState& stream, emulated::Operation operation);
+  /// The queue's callback: updates pages, clocks and counters for one operation.
+  void account(emulated::StreamState& stream, const emulated::Operation& operation);
+  void account_copy(emulated::StreamState& stream, const emulated::Operation& operation);
+  /// Adds a point to all timelines.
+  void sample(double time_us);
+
+  const EmulatedConfig config_;
+  const CostProfile& profile_;
+  mutable std::mutex mutex_;
+  mutable emulated::CounterTable counters_;
+  emulated::PageTable pages_;
+  emulated::EmulatedClock clock_;
+  std::vector<emulated::Timeline> timelines_;
+  std::map<std::uintptr_t, PlainAllocation> plain_;
+  CallHook call_hook_;
+  emulated::EmulatedQueue queue_; ///< last: its workers end before the other members are destroyed
 };
 
 } // namespace torch_uvm

@@ -141,35 +141,28 @@ EventState& EmulatedQueue::event(Event event) {
 // --- queueing ---------------------------------------------------------------------------------------------
 
 void EmulatedQueue::enqueue(StreamState& stream, Operation operation) {
-  using Kind = Operation::Kind;
+  const bool is_record = operation.kind == Operation::Kind::kRecord;
+  const bool was_idle = idle(stream);
   operation.sequence = ++next_sequence_;
   if (generator_) {
     operation.held = chance(kHeld);
-    if (operation.kind == Kind::kRecord) {
-      operation.mark->position = stream.queued + 1;
-    }
-    stream.operations.push_back(std::move(operation));
-    ++stream.queued;
-    tick();
-    return;
-  }
-
-  const bool was_idle = idle(stream);
-  if (over_at_once(stream, operation)) {
+  } else if (over_at_once(stream, operation)) {
     account_(stream, operation);
     operation.write();
-    if (operation.kind == Kind::kRecord) {
+    if (is_record) {
       operation.mark->reached = true;
     }
     return;
+  } else {
+    start_worker(stream.device); // first, because it may fail
+    account_(stream, operation);
   }
-  start_worker(stream.device); // first, because it may fail
-  account_(stream, operation);
-  if (operation.kind == Kind::kRecord) {
+  if (is_record) {
     operation.mark->position = stream.queued + 1;
   }
   stream.operations.push_back(std::move(operation));
   ++stream.queued;
+  tick();
   if (was_idle) {
     work_->notify_all(); // otherwise the worker proceeds without a wake-up
   }
@@ -207,23 +200,14 @@ void EmulatedQueue::start_worker(int device) {
 void EmulatedQueue::record(EventState& event, const std::shared_ptr<StreamState>& stream, double queued_us) {
   const auto mark = std::make_shared<Mark>();
   mark->stream = stream;
-  Operation operation;
-  operation.kind = Operation::Kind::kRecord;
-  operation.mark = mark;
-  operation.queued_us = queued_us;
-  enqueue(*stream, std::move(operation));
+  enqueue(*stream, {.kind = Operation::Kind::kRecord, .mark = mark, .queued_us = queued_us});
   event.mark = mark; // set last: a record that could not be queued is never waited for
 }
 
 void EmulatedQueue::wait_for(StreamState& stream, const EventState& event, double queued_us) {
-  if (!event.mark) {
-    return; // never recorded: nothing to wait for
+  if (event.mark) { // else never recorded: nothing to wait for
+    enqueue(stream, {.kind = Operation::Kind::kWait, .mark = event.mark, .queued_us = queued_us});
   }
-  Operation operation;
-  operation.kind = Operation::Kind::kWait;
-  operation.mark = event.mark;
-  operation.queued_us = queued_us;
-  enqueue(stream, std::move(operation));
 }
 
 void EmulatedQueue::finish_first(StreamState& stream) {

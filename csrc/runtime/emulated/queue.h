@@ -48,21 +48,11 @@ struct Operation {
   void* ptr = nullptr; ///< the range; for a copy, the destination
   const void* source = nullptr; ///< for a copy
   std::size_t bytes = 0;
-  Location to; ///< for a prefetch
-  std::shared_ptr<Mark> mark; ///< for a record or a wait
+  Location to = Location::host(); ///< for a prefetch
+  std::shared_ptr<Mark> mark = nullptr; ///< for a record or a wait
   double queued_us = 0; ///< the host's clock at queueing
   std::uint64_t sequence = 0; ///< order of queueing over all streams
   bool held = false;
-
-  /// An operation on a range, without what only some kinds have.
-  static Operation on(Kind kind, void* ptr, std::size_t bytes, double queued_us) {
-    Operation operation;
-    operation.kind = kind;
-    operation.ptr = ptr;
-    operation.bytes = bytes;
-    operation.queued_us = queued_us;
-    return operation;
-  }
 
   /// Whether it writes bytes, which a worker does without the mutex.
   bool writes() const {
