@@ -1,7 +1,6 @@
 // Autocast with the CPU's operator lists. The accelerator runs the CPU's kernels, so the same operators are safe in
 // lower precision, and results under autocast equal the CPU's.
 #include <ATen/autocast_mode.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 
 #include <string>
 #include <unordered_set>
@@ -78,13 +77,9 @@ void cast_and_call(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 } // namespace
 
 void register_autocast(torch::Library& autocast) {
-  auto& dispatcher = c10::Dispatcher::singleton();
-  for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
-    const auto op = dispatcher.findSchema(name);
-    if (op && name.name.starts_with("aten::") && op->hasKernelForDispatchKey(c10::DispatchKey::AutocastCPU)) {
-      autocast.impl(c10::toString(name).c_str(), torch::CppFunction::makeFromBoxedFunction<&cast_and_call>());
-    }
-  }
+  for_each_operator("aten::", c10::DispatchKey::AutocastCPU, [&](const c10::OperatorName& name, const auto& /*op*/) {
+    autocast.impl(c10::toString(name).c_str(), torch::CppFunction::makeFromBoxedFunction<&cast_and_call>());
+  });
 }
 
 } // namespace torch_uvm::emulated

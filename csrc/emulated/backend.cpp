@@ -5,7 +5,6 @@
 
 #include <array>
 #include <atomic>
-#include <mutex>
 
 #include "tensor/process/context.h"
 #include "tensor/storage/block_storage.h"
@@ -15,8 +14,6 @@ namespace torch_uvm::emulated {
 namespace {
 
 std::atomic<EmulatedRuntime*> the_runtime{nullptr};
-std::atomic<CachingManagedAllocator*> the_plain_allocator{nullptr};
-std::mutex making_plain_allocator;
 
 thread_local int thread_device = 0;
 // The current stream's handle of each device; null is the default stream.
@@ -47,21 +44,15 @@ EmulatedRuntime& runtime() {
 }
 
 CachingManagedAllocator& plain_allocator() {
-  CachingManagedAllocator* made = the_plain_allocator.load(std::memory_order_acquire);
-  if (made == nullptr) {
-    EmulatedRuntime& source = runtime();
-    std::lock_guard lock(making_plain_allocator);
-    made = the_plain_allocator.load(std::memory_order_acquire);
-    if (made == nullptr) {
-      // Leaked, because tensors outlive static destructors.
-      made = new CachingManagedAllocator(source, std::make_unique<DeviceSegmentSource>(source));
-      set_plain_allocator(made);
-      the_plain_allocator.store(made, std::memory_order_release);
-      pthread_atfork([] { plain_allocator().before_fork(); }, [] { plain_allocator().after_fork_in_parent(); },
-                     [] { plain_allocator().after_fork_in_child(); });
-    }
-  }
-  return *made;
+  static CachingManagedAllocator& allocator = []() -> CachingManagedAllocator& {
+    // Leaked, because tensors outlive static destructors.
+    auto* made = new CachingManagedAllocator(runtime(), std::make_unique<DeviceSegmentSource>(runtime()));
+    set_plain_allocator(made);
+    pthread_atfork([] { plain_allocator().before_fork(); }, [] { plain_allocator().after_fork_in_parent(); },
+                   [] { plain_allocator().after_fork_in_child(); });
+    return *made;
+  }();
+  return allocator;
 }
 
 int device_count() {

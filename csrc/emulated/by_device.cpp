@@ -1,7 +1,6 @@
 // Operators that PyTorch implements by device, where a PrivateUse1 device needs another implementation than the CPU's
 // kernel of that name.
 #include <ATen/TensorOperators.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/native/transformers/attention.h>
 #include <ATen/ops/_fused_sdp_choice.h>
 #include <ATen/ops/bernoulli.h>
@@ -95,7 +94,7 @@ Tensor histc(const Tensor& self, std::int64_t bins, const at::Scalar& min, const
   }
   static const c10::OperatorHandle op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::histc", "");
   torch::jit::Stack stack{self, bins, min, max};
-  cpu_kernel_fallback(op, &stack);
+  cpu_kernel_fallback<c10::DispatchKey::CPU>(op, &stack);
   return stack.back().toTensor();
 }
 

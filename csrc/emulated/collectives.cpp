@@ -18,10 +18,8 @@ void register_collectives() {}
 #else
 
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue_inl.h>
 #include <c10/core/DispatchKeySet.h>
-#include <torch/library.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <memory>
@@ -31,7 +29,7 @@ void register_collectives() {}
 #include <utility>
 #include <vector>
 
-#include "emulated/fallback.h"
+#include "emulated/kernels.h"
 #include "emulated/operands.h"
 #include "tensor/dispatch/regions.h"
 
@@ -198,13 +196,9 @@ void register_collectives() {
   NoWarnings none;
   const c10::WarningUtils::WarningHandlerGuard guard(&none);
   auto& library = *new torch::Library(torch::Library::IMPL, "c10d", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
-  auto& dispatcher = c10::Dispatcher::singleton();
-  for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
-    const auto op = dispatcher.findSchema(name);
-    if (op && name.name.starts_with("c10d::") && op->hasKernelForDispatchKey(c10::DispatchKey::CPU)) {
-      library.impl(c10::toString(name).c_str(), torch::CppFunction::makeFromBoxedFunction<&collective>());
-    }
-  }
+  for_each_operator("c10d::", c10::DispatchKey::CPU, [&](const c10::OperatorName& name, const auto& /*op*/) {
+    library.impl(c10::toString(name).c_str(), torch::CppFunction::makeFromBoxedFunction<&collective>());
+  });
 }
 
 } // namespace torch_uvm::emulated

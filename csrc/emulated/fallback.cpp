@@ -12,6 +12,8 @@
 #include "emulated/backend.h"
 #include "emulated/generator.h"
 #include "emulated/memory.h"
+#include "emulated/operands.h"
+#include "emulated/operator_info.h"
 
 namespace torch_uvm::emulated {
 namespace {
@@ -83,8 +85,8 @@ void narrow_to_rows(const OperatorInfo& info, const torch::jit::Stack& stack, St
   }
 }
 
-} // namespace
-
+/// The common device of an operator's arguments, which are the last `info.arguments.size()` values of the stack.
+/// \throws c10::Error for the combinations of devices that CUDA refuses
 int common_device(const c10::OperatorHandle& op, const OperatorInfo& info, const torch::jit::Stack& stack) {
   const std::size_t first = stack.size() - info.arguments.size();
   std::optional<c10::Device> common;
@@ -119,6 +121,8 @@ int common_device(const c10::OperatorHandle& op, const OperatorInfo& info, const
   return common ? common->index() : current_device();
 }
 
+/// Replaces the accelerator's tensors, generators and devices among the arguments by the CPU's. Appends each tensor's
+/// access to `accesses`.
 void arguments_to_cpu(const OperatorInfo& info, int device, torch::jit::Stack* stack, Operands& operands,
                       c10::SmallVectorImpl<Touch>& accesses) {
   const std::size_t first = stack->size() - info.arguments.size();
@@ -152,6 +156,7 @@ void arguments_to_cpu(const OperatorInfo& info, int device, torch::jit::Stack* s
   }
 }
 
+/// Replaces the CPU tensors among the last `info.returns` values of the stack by the accelerator's.
 void returns_to_device(const OperatorInfo& info, torch::jit::Stack* stack, Operands& operands) {
   const std::size_t first = stack->size() - info.returns;
   for (std::size_t i = 0; i < info.returns; ++i) {
@@ -165,10 +170,10 @@ void returns_to_device(const OperatorInfo& info, torch::jit::Stack* stack, Opera
   }
 }
 
-namespace {
+} // namespace
 
-/// Runs the operator with the CPU kernel of the dispatch key `kernel`.
-void run_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack, c10::DispatchKey kernel) {
+template <c10::DispatchKey kernel>
+void cpu_kernel_fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const OperatorInfo& info = operator_info(op);
   TORCH_CHECK_NOT_IMPLEMENTED(op.hasComputedKernelForDispatchKey(kernel), "Could not run '",
                               op.schema().operator_name(),
@@ -206,19 +211,9 @@ void run_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack, c10::Di
   }
 }
 
-} // namespace
-
-void cpu_kernel_fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  run_on_cpu(op, stack, c10::DispatchKey::CPU);
-}
-
-void sparse_cpu_kernel_fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  run_on_cpu(op, stack, c10::DispatchKey::SparseCPU);
-}
-
-void nested_cpu_kernel_fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  run_on_cpu(op, stack, c10::DispatchKey::NestedTensorCPU);
-}
+template void cpu_kernel_fallback<c10::DispatchKey::CPU>(const c10::OperatorHandle&, torch::jit::Stack*);
+template void cpu_kernel_fallback<c10::DispatchKey::SparseCPU>(const c10::OperatorHandle&, torch::jit::Stack*);
+template void cpu_kernel_fallback<c10::DispatchKey::NestedTensorCPU>(const c10::OperatorHandle&, torch::jit::Stack*);
 
 void unsupported_fallback(const c10::OperatorHandle& op, torch::jit::Stack* /*stack*/) {
   TORCH_CHECK_NOT_IMPLEMENTED(false, "Could not run '", op.schema().operator_name(),

@@ -8,40 +8,48 @@
 #include "emulated/backend.h"
 
 namespace torch_uvm::emulated {
+namespace {
 
-EmuGenerator::EmuGenerator(int device, at::Generator inner)
-    : c10::GeneratorImpl(c10::Device(kDeviceType, static_cast<c10::DeviceIndex>(device)),
-                         c10::DispatchKeySet(c10::DispatchKey::PrivateUse1)),
-      inner_(std::move(inner)) {}
+struct EmuGenerator final : c10::GeneratorImpl {
+  EmuGenerator(int device, at::Generator inner)
+      : c10::GeneratorImpl(c10::Device(kDeviceType, static_cast<c10::DeviceIndex>(device)),
+                           c10::DispatchKeySet(c10::DispatchKey::PrivateUse1)),
+        inner(std::move(inner)) {}
 
-void EmuGenerator::set_current_seed(std::uint64_t seed) {
-  inner_.set_current_seed(seed);
+  void set_current_seed(std::uint64_t seed) override {
+    inner.set_current_seed(seed);
+  }
+  // The CPU's generator has no offset, but pickling reads one from the generators of all other devices.
+  void set_offset(std::uint64_t offset) override {
+    TORCH_CHECK_VALUE(offset == 0, "offset ", offset, " for a generator of ", device(), "; accepted: 0");
+  }
+  std::uint64_t get_offset() const override {
+    return 0;
+  }
+  std::uint64_t current_seed() const override {
+    return inner.current_seed();
+  }
+  std::uint64_t seed() override {
+    return inner.seed();
+  }
+  void set_state(const c10::TensorImpl& state) override {
+    inner.unsafeGetGeneratorImpl()->set_state(state);
+  }
+  c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
+    return inner.unsafeGetGeneratorImpl()->get_state();
+  }
+  EmuGenerator* clone_impl() const override {
+    return new EmuGenerator(device().index(), inner.clone());
+  }
+
+  at::Generator inner;
+};
+
+at::CPUGeneratorImpl& cpu_impl(const at::Generator& generator) {
+  return *static_cast<at::CPUGeneratorImpl*>(generator.unsafeGetGeneratorImpl());
 }
-// The CPU's generator has no offset, but pickling reads one from the generators of all other devices.
-void EmuGenerator::set_offset(std::uint64_t offset) {
-  TORCH_CHECK_VALUE(offset == 0, "offset ", offset, " for a generator of ", device(), "; accepted: 0");
-}
-std::uint64_t EmuGenerator::get_offset() const {
-  return 0;
-}
-std::uint64_t EmuGenerator::current_seed() const {
-  return inner_.current_seed();
-}
-std::uint64_t EmuGenerator::seed() {
-  return inner_.seed();
-}
-void EmuGenerator::set_state(const c10::TensorImpl& state) {
-  inner_.unsafeGetGeneratorImpl()->set_state(state);
-}
-c10::intrusive_ptr<c10::TensorImpl> EmuGenerator::get_state() const {
-  return inner_.unsafeGetGeneratorImpl()->get_state();
-}
-c10::DeviceType EmuGenerator::device_type() {
-  return kDeviceType;
-}
-EmuGenerator* EmuGenerator::clone_impl() const {
-  return new EmuGenerator(device().index(), inner_.clone());
-}
+
+} // namespace
 
 at::Generator make_generator(int device) {
   return at::make_generator<EmuGenerator>(device, at::make_generator<at::CPUGeneratorImpl>());
@@ -58,16 +66,8 @@ const at::Generator& default_generator(int device) {
 at::Generator unwrap(const at::Generator& generator) {
   TORCH_CHECK(generator.device().type() == kDeviceType, "Expected a 'emu' device type for generator but found '",
               generator.device().type(), "'");
-  return static_cast<EmuGenerator*>(generator.unsafeGetGeneratorImpl())->inner();
+  return static_cast<EmuGenerator*>(generator.unsafeGetGeneratorImpl())->inner;
 }
-
-namespace {
-
-at::CPUGeneratorImpl& cpu_impl(const at::Generator& generator) {
-  return *static_cast<at::CPUGeneratorImpl*>(generator.unsafeGetGeneratorImpl());
-}
-
-} // namespace
 
 BorrowedDefaultGenerator::BorrowedDefaultGenerator(int device) : lender_(unwrap(default_generator(device))) {
   at::Generator borrower = at::detail::getDefaultCPUGenerator();

@@ -7,27 +7,6 @@
 
 namespace torch_uvm::emulated {
 
-struct EmuGenerator final : c10::GeneratorImpl {
-  explicit EmuGenerator(int device, at::Generator inner);
-
-  void set_current_seed(std::uint64_t seed) override;
-  void set_offset(std::uint64_t offset) override;
-  std::uint64_t get_offset() const override;
-  std::uint64_t current_seed() const override;
-  std::uint64_t seed() override;
-  void set_state(const c10::TensorImpl& state) override;
-  c10::intrusive_ptr<c10::TensorImpl> get_state() const override;
-  static c10::DeviceType device_type();
-
-  const at::Generator& inner() const {
-    return inner_;
-  }
-
- private:
-  EmuGenerator* clone_impl() const override;
-  at::Generator inner_;
-};
-
 /// The device's default generator. Leaked, because it is used at exit.
 const at::Generator& default_generator(int device);
 at::Generator make_generator(int device);

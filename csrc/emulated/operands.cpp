@@ -38,6 +38,7 @@ void copy_metadata(const at::Tensor& from, c10::TensorImpl* to) {
   }
 }
 
+/// A tensor on `storage` with the sizes, strides, offset, and conjugate and negative bits of `like`.
 at::Tensor make_tensor(c10::Storage storage, c10::DispatchKey key, const at::Tensor& like) {
   at::Tensor made =
       at::detail::make_tensor<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(key), like.dtype());
@@ -65,10 +66,6 @@ Touch access_of(const at::Tensor& tensor, bool write) {
   const auto* base = static_cast<const char*>(tensor.storage().data());
   return {base + static_cast<std::size_t>(tensor.storage_offset()) * item,
           at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), item), write};
-}
-
-at::Tensor make_device_tensor(c10::Storage storage, const at::Tensor& like) {
-  return make_tensor(std::move(storage), c10::DispatchKey::PrivateUse1, like);
 }
 
 const Operands::Shadow& Operands::shadow_of(c10::StorageImpl* original, bool written) {
@@ -159,11 +156,11 @@ at::Tensor Operands::to_device(const at::Tensor& result) {
       return alias.original.is_inference() && alias.original.has_storage() &&
              alias.original.storage().unsafeGetStorageImpl() == shadow->original;
     }));
-    return make_device_tensor(c10::Storage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(shadow->original)),
-                              result);
+    return make_tensor(c10::Storage(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(shadow->original)),
+                       c10::DispatchKey::PrivateUse1, result);
   }
   label(storage);
-  at::Tensor made = make_device_tensor(result.storage(), result);
+  at::Tensor made = make_tensor(result.storage(), c10::DispatchKey::PrivateUse1, result);
   fresh_.push_back(access_of(made, /*write=*/true));
   return made;
 }

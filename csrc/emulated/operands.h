@@ -108,8 +108,4 @@ class Operands {
   std::unordered_map<const void*, std::size_t> shadow_index_, shadow_storage_index_, alias_index_;
 };
 
-/// Creates an accelerator tensor on `storage` with the sizes, strides, offset, and conjugate and negative bits of
-/// `like`.
-at::Tensor make_device_tensor(c10::Storage storage, const at::Tensor& like);
-
 } // namespace torch_uvm::emulated

@@ -1,11 +1,12 @@
 // Registers the accelerator with PyTorch. Nothing is registered before register_accelerator(), because a registered
 // PrivateUse1 device becomes PyTorch's current accelerator even if CUDA is available.
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <mutex>
 
@@ -27,34 +28,25 @@ torch::Library& library(const char* name_space, c10::DispatchKey key) {
   return *new torch::Library(torch::Library::IMPL, name_space, key, __FILE__, __LINE__);
 }
 
-// Registers the fallback for each operator that has both a CPU kernel and a composite one. The dispatcher prefers a
-// composite kernel to a backend fallback, but composites are slower for small operators, and the results of some differ
-// from the CPU kernel's in the last bit (layer_norm, batch_norm).
-template <c10::KernelFunction::BoxedKernelFunction* fallback>
-void prefer_cpu_kernels(torch::Library& aten, c10::DispatchKey ours, c10::DispatchKey cpu) {
-  auto& dispatcher = c10::Dispatcher::singleton();
-  for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
-    const auto op = dispatcher.findSchema(name);
-    if (!op || !name.name.starts_with("aten::") || op->hasKernelForDispatchKey(ours) ||
-        !op->hasKernelForDispatchKey(cpu)) {
-      continue;
+/// Uses the CPU's kernels, under its dispatch key `cpu`, for the key `ours`, except for operators that are already
+/// registered there.
+template <c10::DispatchKey cpu>
+void use_cpu_kernels(torch::Library& aten, c10::DispatchKey ours) {
+  const auto fallback = [] { return torch::CppFunction::makeFromBoxedFunction<&cpu_kernel_fallback<cpu>>(); };
+  // The dispatcher prefers a composite kernel to a backend fallback. But composites are slower for small operators, and
+  // the results of some differ from the CPU kernel's in the last bit (layer_norm, batch_norm). So operators that have
+  // both get the fallback explicitly.
+  for_each_operator("aten::", cpu, [&](const c10::OperatorName& name, const c10::OperatorHandle& op) {
+    constexpr std::array kComposites{c10::DispatchKey::CompositeExplicitAutograd,
+                                     c10::DispatchKey::CompositeExplicitAutogradNonFunctional,
+                                     c10::DispatchKey::CompositeImplicitAutograd};
+    if (!op.hasKernelForDispatchKey(ours) && std::ranges::any_of(kComposites, [&](c10::DispatchKey composite) {
+          return op.hasKernelForDispatchKey(composite);
+        })) {
+      aten.impl(c10::toString(name).c_str(), fallback());
     }
-    for (const c10::DispatchKey composite :
-         {c10::DispatchKey::CompositeExplicitAutograd, c10::DispatchKey::CompositeExplicitAutogradNonFunctional,
-          c10::DispatchKey::CompositeImplicitAutograd}) {
-      if (op->hasKernelForDispatchKey(composite)) {
-        aten.impl(c10::toString(name).c_str(), torch::CppFunction::makeFromBoxedFunction<fallback>());
-        break;
-      }
-    }
-  }
-}
-
-/// Uses the CPU's kernels under the dispatch key `ours`, except for operators that are already registered there.
-template <c10::KernelFunction::BoxedKernelFunction* fallback>
-void use_cpu_kernels(torch::Library& aten, c10::DispatchKey ours, c10::DispatchKey cpu) {
-  prefer_cpu_kernels<fallback>(aten, ours, cpu);
-  library("_", ours).fallback(torch::CppFunction::makeFromBoxedFunction<fallback>());
+  });
+  library("_", ours).fallback(fallback());
 }
 
 void register_kernels() {
@@ -65,21 +57,20 @@ void register_kernels() {
   register_by_device(autograd, aten);
   // The composite _convolution chooses an implementation by device, so it needs a kernel. Its caller aten::convolution
   // gets none, because torch.jit.trace records only _convolution.
-  aten.impl("_convolution", torch::CppFunction::makeFromBoxedFunction<&cpu_kernel_fallback>());
-  aten.impl("convolution_backward", torch::CppFunction::makeFromBoxedFunction<&cpu_kernel_fallback>());
-  use_cpu_kernels<&cpu_kernel_fallback>(aten, c10::DispatchKey::PrivateUse1, c10::DispatchKey::CPU);
+  aten.impl("_convolution", torch::CppFunction::makeFromBoxedFunction<&cpu_kernel_fallback<c10::DispatchKey::CPU>>());
+  aten.impl("convolution_backward",
+            torch::CppFunction::makeFromBoxedFunction<&cpu_kernel_fallback<c10::DispatchKey::CPU>>());
+  use_cpu_kernels<c10::DispatchKey::CPU>(aten, c10::DispatchKey::PrivateUse1);
 
   torch::Library& sparse = library("aten", c10::DispatchKey::SparsePrivateUse1);
   register_sparse(sparse);
-  use_cpu_kernels<&sparse_cpu_kernel_fallback>(sparse, c10::DispatchKey::SparsePrivateUse1,
-                                               c10::DispatchKey::SparseCPU);
+  use_cpu_kernels<c10::DispatchKey::SparseCPU>(sparse, c10::DispatchKey::SparsePrivateUse1);
   for (const c10::DispatchKey key : {c10::DispatchKey::SparseCsrPrivateUse1, c10::DispatchKey::QuantizedPrivateUse1}) {
     library("_", key).fallback(torch::CppFunction::makeFromBoxedFunction<&unsupported_fallback>());
   }
   torch::Library& nested = library("aten", c10::DispatchKey::NestedTensorPrivateUse1);
   register_nested(nested);
-  use_cpu_kernels<&nested_cpu_kernel_fallback>(nested, c10::DispatchKey::NestedTensorPrivateUse1,
-                                               c10::DispatchKey::NestedTensorCPU);
+  use_cpu_kernels<c10::DispatchKey::NestedTensorCPU>(nested, c10::DispatchKey::NestedTensorPrivateUse1);
 
   // _copy_from resolves conjugation and negation itself. PyTorch's fallbacks for them would recurse endlessly.
   for (const c10::DispatchKey lazy : {c10::DispatchKey::Conjugate, c10::DispatchKey::Negative}) {
