@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "emulated/backend.h"
-#include "emulated/fallback.h"
 #include "emulated/kernels.h"
 #include "emulated/operands.h"
 

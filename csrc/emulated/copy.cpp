@@ -5,7 +5,6 @@
 #include <array>
 
 #include "emulated/backend.h"
-#include "emulated/fallback.h"
 #include "emulated/kernels.h"
 #include "emulated/memory.h"
 #include "tensor/dispatch/kernels.h"

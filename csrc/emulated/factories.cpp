@@ -4,6 +4,7 @@
 #include <ATen/ops/resize_native.h>
 #include <ATen/ops/set_native.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/DeviceGuard.h>
 
 #include "emulated/backend.h"
 #include "emulated/kernels.h"
@@ -16,21 +17,6 @@ namespace {
 
 constexpr c10::DispatchKeySet kKeys(c10::DispatchKey::PrivateUse1);
 
-/// Sets the current device in a scope, for an allocation.
-class CurrentDevice {
- public:
-  explicit CurrentDevice(std::optional<c10::Device> device)
-      : previous_(exchange_device(checked_index(device ? device->index() : c10::DeviceIndex{-1}))) {}
-  ~CurrentDevice() {
-    exchange_device(previous_);
-  }
-  CurrentDevice(const CurrentDevice&) = delete;
-  CurrentDevice& operator=(const CurrentDevice&) = delete;
-
- private:
-  int previous_;
-};
-
 void check_options(std::optional<c10::Layout> layout, std::optional<bool> pin_memory) {
   TORCH_CHECK_NOT_IMPLEMENTED(c10::layout_or_default(layout) == c10::Layout::Strided, "layout ",
                               c10::layout_or_default(layout),
@@ -42,7 +28,7 @@ at::Tensor empty(c10::IntArrayRef size, std::optional<c10::ScalarType> dtype, st
                  std::optional<c10::Device> device, std::optional<bool> pin_memory,
                  std::optional<c10::MemoryFormat> memory_format) {
   check_options(layout, pin_memory);
-  const CurrentDevice current(device);
+  const c10::OptionalDeviceGuard current(device);
   return at::detail::empty_generic(size, device_allocator(), kKeys, c10::dtype_or_default(dtype), memory_format);
 }
 
@@ -50,7 +36,7 @@ at::Tensor empty_strided(c10::IntArrayRef size, c10::IntArrayRef stride, std::op
                          std::optional<c10::Layout> layout, std::optional<c10::Device> device,
                          std::optional<bool> pin_memory) {
   check_options(layout, pin_memory);
-  const CurrentDevice current(device);
+  const c10::OptionalDeviceGuard current(device);
   return at::detail::empty_strided_generic(size, stride, device_allocator(), kKeys, c10::dtype_or_default(dtype));
 }
 
@@ -63,7 +49,7 @@ at::Tensor efficient_zeros(c10::IntArrayRef size, std::optional<c10::ScalarType>
 
 const at::Tensor& resize_(const at::Tensor& self, c10::IntArrayRef size,
                           std::optional<c10::MemoryFormat> memory_format) {
-  const CurrentDevice current(self.device());
+  const c10::OptionalDeviceGuard current(self.device());
   // Checked first: at::native::resize_ sets the sizes before it finds that the storage cannot grow.
   const std::size_t needed = at::detail::computeStorageNbytesContiguous(
       size, self.itemsize(), static_cast<std::size_t>(self.storage_offset()));
@@ -89,22 +75,14 @@ at::Tensor& set_storage_offset(at::Tensor& self, c10::Storage storage, std::int6
   const std::size_t needed = at::detail::computeStorageNbytes(impl->sizes(), impl->strides(), self.itemsize(),
                                                               static_cast<std::size_t>(offset));
   if (self.numel() != 0 && needed > self.storage().nbytes()) {
-    const CurrentDevice current(self.device());
+    const c10::OptionalDeviceGuard current(self.device());
     at::native::resize_bytes_nocuda(self.storage(), static_cast<std::int64_t>(needed));
   }
   return self;
 }
 
-at::Tensor& set_storage(at::Tensor& self, c10::Storage storage) {
-  return at::native::set_(self, std::move(storage));
-}
-
-at::Tensor& set_tensor(at::Tensor& self, const at::Tensor& source) {
-  return at::native::set_tensor_(self, source);
-}
-
 at::Tensor& set_nothing(at::Tensor& self) {
-  const CurrentDevice current(self.device());
+  const c10::OptionalDeviceGuard current(self.device());
   c10::Storage storage(c10::Storage::use_byte_size_t(), 0, device_allocator(), /*resizable=*/true);
   return set_storage_offset(self, std::move(storage), 0, {0}, {});
 }
@@ -134,8 +112,8 @@ void register_factories(torch::Library& aten) {
   aten.impl("_efficientzerotensor", TORCH_FN(efficient_zeros));
   aten.impl("resize_", TORCH_FN(resize_));
   aten.impl("set_.source_Storage_storage_offset", TORCH_FN(set_storage_offset));
-  aten.impl("set_.source_Storage", TORCH_FN(set_storage));
-  aten.impl("set_.source_Tensor", TORCH_FN(set_tensor));
+  aten.impl("set_.source_Storage", TORCH_FN(at::native::set_));
+  aten.impl("set_.source_Tensor", TORCH_FN(at::native::set_tensor_));
   aten.impl("set_", TORCH_FN(set_nothing));
   aten.impl("_has_compatible_shallow_copy_type", TORCH_FN(can_take_the_place_of));
   aten.impl("record_stream", TORCH_FN(record_stream_of));

@@ -54,12 +54,10 @@ struct EmuHooks final : at::PrivateUse1HooksInterface {
     return pinned_allocator();
   }
   c10::Device getDeviceFromPtr(void* data) const override {
-    if (const auto device = runtime().device_of(data)) {
-      return {kDeviceType, static_cast<c10::DeviceIndex>(*device)};
-    }
-    CachingManagedAllocator& managed = Context::get().managed_allocator();
-    if (const Block* block = managed.find(data); block != nullptr && !managed.home(block).is_host()) {
-      return {kDeviceType, static_cast<c10::DeviceIndex>(managed.home(block).index)};
+    for (const CachingManagedAllocator* allocator : {&plain_allocator(), &Context::get().managed_allocator()}) {
+      if (const Block* block = allocator->find(data); block != nullptr && !allocator->home(block).is_host()) {
+        return {kDeviceType, static_cast<c10::DeviceIndex>(allocator->home(block).index)};
+      }
     }
     TORCH_CHECK(false, "the address ", data, " is not memory of the emulated accelerator");
   }

@@ -1,7 +1,8 @@
-// Kernels of the accelerator's own. All other operators run the CPU's kernels (fallback.h).
+// The backend fallback, which runs the CPU's kernels on the same bytes, and the operators with kernels of their own.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
 #include <torch/library.h>
 
 #include <string_view>
@@ -19,6 +20,17 @@ void for_each_operator(std::string_view name_space, c10::DispatchKey key, const 
     }
   }
 }
+
+/// Runs the operator's CPU kernel on CPU aliases of its operands and relabels the results as the accelerator's. Copies
+/// no bytes. Each operand counts as an access to its pages by the device.
+/// \tparam kernel the kernel's dispatch key: CPU, or SparseCPU or NestedTensorCPU for such operands
+/// \throws c10::Error for operands on different devices, as CUDA does
+template <c10::DispatchKey kernel>
+void cpu_kernel_fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+
+/// For compressed sparse and quantised tensors, which the accelerator does not support.
+/// \throws c10::NotImplementedError
+void unsupported_fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
 void register_factories(torch::Library& aten); ///< factories.cpp: empty, set_, resize_, record_stream
 void register_copies(torch::Library& aten); ///< copy.cpp: _copy_from, _local_scalar_dense

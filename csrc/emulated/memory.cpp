@@ -2,10 +2,7 @@
 
 #include <c10/core/CPUAllocator.h>
 #include <c10/util/Exception.h>
-#include <c10/util/SmallVector.h>
 
-#include <iterator>
-#include <optional>
 #include <utility>
 
 #include "emulated/backend.h"
@@ -19,47 +16,15 @@
 namespace torch_uvm::emulated {
 namespace {
 
-constexpr int kOrdinary = -1;
 thread_local int kernel_device = kOrdinary; // the device of this thread's AllocationScope
-
-// Memory that a CPU kernel allocated in an AllocationScope.
-//
-// c10::Allocator::raw_allocate, which oneDNN uses for scratch memory, demands that an allocation's context is its
-// address and its deleter is the allocator's raw_deleter(). So kernel memory has these, and its real context and
-// deleter are looked up by address: first among this thread's allocations of the running kernel, where nearly all of it
-// is freed or adopted, then among all blocks.
-struct KernelMemory {
-  void* ptr;
-  void* context;
-  c10::DeleterFnPtr deleter;
-};
-
-thread_local c10::SmallVector<KernelMemory, 16> kernel_memory;
-
-std::optional<KernelMemory> take_kernel_memory(void* ptr) {
-  for (auto entry = kernel_memory.rbegin(); entry != kernel_memory.rend(); ++entry) {
-    if (entry->ptr == ptr) {
-      const KernelMemory taken = *entry;
-      kernel_memory.erase(std::next(entry).base()); // keeps the order: the newest entry of an address is the valid one
-      return taken;
-    }
-  }
-  return std::nullopt;
-}
 
 c10::DeleterFnPtr native_deleter = nullptr; // of the CPU allocator that ours replaced
 
+// Deleter of kernel memory. c10::Allocator::raw_allocate, which oneDNN uses for scratch memory, demands that an
+// allocation's context is its address and its deleter is the allocator's raw_deleter(). So kernel memory has these, and
+// its real context and deleter are looked up by address.
 void delete_cpu_memory(void* ptr) {
-  // The destructor of `freed` frees kernel memory.
-  const c10::Device cpu(c10::DeviceType::CPU);
-  c10::DataPtr freed;
-  // Outside a kernel the list may be stale: another thread may have freed an entry and reused its address.
-  const auto mine = kernel_device == kOrdinary ? std::nullopt : take_kernel_memory(ptr);
-  if (mine) {
-    freed = c10::DataPtr(ptr, mine->context, mine->deleter, cpu);
-  } else {
-    freed = data_by_address(ptr, cpu);
-  }
+  const c10::DataPtr freed = data_by_address(ptr, c10::Device(c10::DeviceType::CPU)); // its destructor frees the memory
   if (freed.get() == nullptr && native_deleter != nullptr) {
     native_deleter(ptr);
   }
@@ -141,7 +106,6 @@ struct DelegatingCpuAllocator final : c10::Allocator {
       // To reuse a block, the allocator may have made the stream wait for another stream. The kernel is already
       // running, so that wait has to happen now.
       runtime().wait_in_kernel(current_stream(kernel_device));
-      kernel_memory.push_back({ptr, data.get_context(), data.get_deleter()});
       data.release_context();
     }
     return {ptr, ptr, &delete_cpu_memory, c10::Device(c10::DeviceType::CPU)};
@@ -176,12 +140,7 @@ bool is_kernel_memory(const c10::DataPtr& data) {
 }
 
 c10::DataPtr adopt_kernel_memory(c10::DataPtr& data, int device) {
-  const c10::Device label(kDeviceType, static_cast<c10::DeviceIndex>(device));
-  if (const auto mine = take_kernel_memory(data.get())) {
-    data.release_context();
-    return {mine->ptr, mine->context, mine->deleter, label};
-  }
-  c10::DataPtr adopted = data_by_address(data.get(), label);
+  c10::DataPtr adopted = data_by_address(data.get(), c10::Device(kDeviceType, static_cast<c10::DeviceIndex>(device)));
   if (adopted.get() != nullptr) {
     data.release_context();
   }
@@ -205,17 +164,8 @@ void install_cpu_allocator() {
   c10::SetCPUAllocator(allocator, /*priority=*/1);
 }
 
-AllocationScope::AllocationScope(int device) : previous_(std::exchange(kernel_device, device)) {
-  if (previous_ == kOrdinary) {
-    kernel_memory.clear(); // memory left by an earlier kernel is found by its address instead
-  }
-}
+AllocationScope::AllocationScope(int device) : previous_(std::exchange(kernel_device, device)) {}
 AllocationScope::~AllocationScope() {
-  kernel_device = previous_;
-}
-
-OrdinaryAllocationScope::OrdinaryAllocationScope() : previous_(std::exchange(kernel_device, kOrdinary)) {}
-OrdinaryAllocationScope::~OrdinaryAllocationScope() {
   kernel_device = previous_;
 }
 

@@ -19,7 +19,11 @@ c10::Allocator* pinned_allocator();
 /// previous allocator otherwise. Called once, never undone.
 void install_cpu_allocator();
 
-/// Within the scope, CPU allocations of this thread are memory of `device`: "kernel memory".
+/// No device: ordinary memory.
+constexpr int kOrdinary = -1;
+
+/// Within the scope, CPU allocations of this thread are memory of `device`: "kernel memory". With kOrdinary they are
+/// ordinary again, for results that stay on the CPU.
 class AllocationScope {
  public:
   explicit AllocationScope(int device);
@@ -36,17 +40,5 @@ bool is_kernel_memory(const c10::DataPtr& data);
 
 /// Takes kernel memory out of `data` and returns it as memory of `device`.
 c10::DataPtr adopt_kernel_memory(c10::DataPtr& data, int device);
-
-/// Nested in an AllocationScope: CPU allocations are ordinary again, for results that stay on the CPU.
-class OrdinaryAllocationScope {
- public:
-  OrdinaryAllocationScope();
-  ~OrdinaryAllocationScope();
-  OrdinaryAllocationScope(const OrdinaryAllocationScope&) = delete;
-  OrdinaryAllocationScope& operator=(const OrdinaryAllocationScope&) = delete;
-
- private:
-  int previous_;
-};
 
 } // namespace torch_uvm::emulated

@@ -26,7 +26,7 @@ at::Tensor on_host(const at::Tensor& metadata) {
   if (!is_kernel_memory(metadata.storage().data_ptr())) {
     return metadata;
   }
-  const OrdinaryAllocationScope ordinary;
+  const AllocationScope ordinary(kOrdinary);
   return metadata.clone();
 }
 

@@ -11,7 +11,6 @@
 #include <mutex>
 
 #include "emulated/backend.h"
-#include "emulated/fallback.h"
 #include "emulated/kernels.h"
 #include "emulated/memory.h"
 #include "tensor/dispatch/thread_state.h"
