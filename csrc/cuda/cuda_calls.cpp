@@ -3,7 +3,7 @@
 #include <string>
 
 #include "cuda/cuda_versions.h"
-#include "runtime/error.h"
+#include "runtime/bytes.h"
 
 namespace torch_uvm::cuda {
 
@@ -14,6 +14,15 @@ void check(cudaError_t status, const char* call) {
   cudaGetLastError();
   throw RuntimeFailure(std::string(call) + " failed: " + cudaGetErrorName(status) + " (" + cudaGetErrorString(status) +
                        ")");
+}
+
+void check_allocation(cudaError_t status, const char* call, std::size_t bytes, OutOfMemory::Cause cause) {
+  if (status == cudaErrorMemoryAllocation) {
+    cudaGetLastError();
+    throw OutOfMemory(cause, bytes,
+                      std::string(call) + " of " + format_bytes(bytes) + " failed: " + cudaGetErrorString(status));
+  }
+  check(status, call);
 }
 
 bool succeeded(cudaError_t status) noexcept {

@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include "runtime/error.h"
 #include "runtime/location.h"
 
 namespace torch_uvm::cuda {
@@ -18,6 +19,9 @@ inline cudaEvent_t native(Event event) {
 /// \throws RuntimeFailure with the call's name and CUDA's message, and clears the thread's last error, so that a later
 ///         unrelated check does not report it
 void check(cudaError_t status, const char* call);
+
+/// The same for an allocation. \throws OutOfMemory if memory is short
+void check_allocation(cudaError_t status, const char* call, std::size_t bytes, OutOfMemory::Cause cause);
 
 /// Returns whether the call succeeded, and clears the thread's last error if not.
 bool succeeded(cudaError_t status) noexcept;

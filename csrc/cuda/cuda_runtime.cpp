@@ -11,6 +11,7 @@
 #include "cuda/cuda_calls.h"
 #include "runtime/bytes.h"
 #include "runtime/error.h"
+#include "runtime/host_available.h"
 
 namespace torch_uvm::cuda {
 namespace {
@@ -44,12 +45,6 @@ DeviceProperties properties_of(int device) {
   properties.page_bytes = CudaRuntime::kMigrationPage;
   properties.managed_step = properties.managed_copies_overlap ? 1 : kManagedStep;
   return properties;
-}
-
-[[noreturn]] void refuse(cudaError_t status, const char* call, std::size_t bytes, OutOfMemory::Cause cause) {
-  cudaGetLastError();
-  throw OutOfMemory(cause, bytes,
-                    std::string(call) + " of " + format_bytes(bytes) + " failed: " + cudaGetErrorString(status));
 }
 
 } // namespace
@@ -148,11 +143,8 @@ void* CudaRuntime::do_allocate_managed(std::size_t bytes, Location home) {
   int current = 0;
   check(cudaGetDevice(&current), "cudaGetDevice");
   void* ptr = nullptr;
-  const cudaError_t status = cudaMallocManaged(&ptr, bytes, cudaMemAttachGlobal);
-  if (status == cudaErrorMemoryAllocation) {
-    refuse(status, "cudaMallocManaged", bytes, OutOfMemory::Cause::kRuntime);
-  }
-  check(status, "cudaMallocManaged");
+  check_allocation(cudaMallocManaged(&ptr, bytes, cudaMemAttachGlobal), "cudaMallocManaged", bytes,
+                   OutOfMemory::Cause::kRuntime);
   try {
     const std::lock_guard lock(said_);
     managed_.emplace(reinterpret_cast<std::uintptr_t>(ptr), Managed{bytes, current});
@@ -203,11 +195,7 @@ void* CudaRuntime::allocate_device(std::size_t bytes, int device) {
   const DeviceScope scope(device);
   const CaptureScope uncaptured;
   void* ptr = nullptr;
-  const cudaError_t status = cudaMalloc(&ptr, bytes);
-  if (status == cudaErrorMemoryAllocation) {
-    refuse(status, "cudaMalloc", bytes, OutOfMemory::Cause::kDevice);
-  }
-  check(status, "cudaMalloc");
+  check_allocation(cudaMalloc(&ptr, bytes), "cudaMalloc", bytes, OutOfMemory::Cause::kDevice);
   return ptr;
 }
 

@@ -22,11 +22,6 @@ constexpr std::size_t kMaxThreads = 4; ///< more are no faster
 constexpr std::size_t kMinTouched = 16 * MiB; ///< per thread; starting a thread takes longer than touching less
 constexpr std::size_t kSmallestPage = 4 * KiB;
 
-[[noreturn]] void refuse(const char* call, std::size_t bytes, const std::string& why) {
-  throw OutOfMemory(OutOfMemory::Cause::kHost, bytes,
-                    std::string(call) + " of " + format_bytes(bytes) + " failed: " + why);
-}
-
 void touch(char* begin, std::size_t bytes) noexcept {
   for (std::size_t at = 0; at < bytes; at += kSmallestPage) { // a huge page is populated by its first touch
     static_cast<volatile char*>(begin)[at] = 0;
@@ -68,18 +63,16 @@ void* PinnedMemory::allocate(std::size_t bytes, std::size_t available) {
     }
   }
   void* ptr = nullptr;
-  const cudaError_t status = cudaHostAlloc(&ptr, bytes, cudaHostAllocPortable);
-  if (status == cudaErrorMemoryAllocation) {
-    cudaGetLastError();
-    refuse("cudaHostAlloc", bytes, cudaGetErrorString(status));
-  }
-  check(status, "cudaHostAlloc");
+  check_allocation(cudaHostAlloc(&ptr, bytes, cudaHostAllocPortable), "cudaHostAlloc", bytes,
+                   OutOfMemory::Cause::kHost);
   return ptr;
 }
 
 void* PinnedMemory::registered(std::size_t bytes, std::size_t available) {
   if (bytes > available) {
-    refuse("pinned host memory", bytes, format_bytes(available) + " available there");
+    throw OutOfMemory(
+        OutOfMemory::Cause::kHost, bytes,
+        "pinned host memory of " + format_bytes(bytes) + " failed: " + format_bytes(available) + " available there");
   }
   void* const ptr = map_host_memory(bytes, kLargePage);
   try {
@@ -97,12 +90,12 @@ void* PinnedMemory::registered(std::size_t bytes, std::size_t available) {
   if (status == cudaSuccess) {
     return ptr;
   }
-  cudaGetLastError();
   take_out(ptr);
   unmap_host_memory(ptr, bytes);
   if (status == cudaErrorMemoryAllocation) {
-    refuse("cudaHostRegister", bytes, cudaGetErrorString(status));
+    check_allocation(status, "cudaHostRegister", bytes, OutOfMemory::Cause::kHost);
   }
+  cudaGetLastError();
   registers_ = false; // some systems do not support registering existing memory
   return nullptr;
 }

@@ -12,6 +12,7 @@
 #include "config/options.h"
 #include "python/bindings.h"
 #include "runtime/bytes.h"
+#include "runtime/host_available.h"
 #include "tensor/hints/hints.h"
 #include "tensor/moves/adopt.h"
 #include "tensor/moves/moves.h"
@@ -208,7 +209,7 @@ void bind_tensor(py::module_& module) {
   module.def(
       "peak_managed_bytes", [] { return Context::get().in_use() ? Context::get().runtime().peak_managed_bytes() : 0; },
       no_gil);
-  module.def("host_memory_available", &operating_system_memory_available, no_gil);
+  module.def("host_memory_available", [] { return operating_system_memory_available(); }, no_gil);
   module.def(
       "device_properties",
       [](int index) {

@@ -7,7 +7,6 @@
 #include <sstream>
 
 #include "runtime/bytes.h"
-#include "runtime/managed_runtime.h"
 
 namespace torch_uvm {
 namespace {
@@ -119,11 +118,11 @@ std::size_t bytes_in_system(const std::string& root, const std::string& wanted) 
 
 } // namespace
 
-std::size_t memory_available_below(const std::string& root) {
+std::size_t operating_system_memory_available(const std::string& root) {
   return std::min(bytes_in_system(root, "MemAvailable:"), least_in_groups(root, &available_in_group));
 }
 
-std::size_t memory_total_below(const std::string& root) {
+std::size_t operating_system_memory_total(const std::string& root) {
   return std::min(bytes_in_system(root, "MemTotal:"), least_in_groups(root, &limit_of_group));
 }
 
@@ -133,14 +132,6 @@ std::size_t spare_host_memory(std::size_t available, std::size_t total) {
   }
   const std::size_t sixteenth = total == kUnbounded ? 0 : total / 16;
   return available - std::min(std::max(sixteenth, 2 * GiB), available / 2);
-}
-
-std::size_t operating_system_memory_available() {
-  return memory_available_below("");
-}
-
-std::size_t operating_system_memory_total() {
-  return memory_total_below("");
 }
 
 } // namespace torch_uvm

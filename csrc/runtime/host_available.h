@@ -6,11 +6,14 @@
 
 namespace torch_uvm {
 
-/// operating_system_memory_available for a system whose /proc and /sys are below `root`. "" is the real system; tests
-/// create their own files.
-std::size_t memory_available_below(const std::string& root);
-/// The same for operating_system_memory_total.
-std::size_t memory_total_below(const std::string& root);
+/// Bytes that the operating system could give a new program: Linux's MemAvailable, or less if a control group limits
+/// this process; SIZE_MAX if the system reports neither. Does not fail.
+/// \param root of /proc and /sys: "" is the real system; tests create their own files
+std::size_t operating_system_memory_available(const std::string& root = "");
+
+/// Bytes of memory that this process could have if no other ran: Linux's MemTotal, or the limit of a control group.
+/// Otherwise the same.
+std::size_t operating_system_memory_total(const std::string& root = "");
 
 /// What may be pinned of the host's available memory: all but a reserve for the rest of the machine, a sixteenth of its
 /// memory and at least 2 GiB, but at most half of what is available.

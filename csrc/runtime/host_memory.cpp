@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
@@ -53,14 +54,21 @@ void unmap_host_memory(void* ptr, std::size_t bytes) noexcept {
   munmap(ptr, round_up(bytes, system_page()));
 }
 
+AddressRange rounded_inwards(AddressRange range, std::size_t page) noexcept {
+  const std::uintptr_t begin = (range.begin + page - 1) / page * page;
+  return {begin, std::max(begin, range.end / page * page)};
+}
+
+AddressRange rounded_outwards(AddressRange range, std::size_t page) noexcept {
+  return {range.begin / page * page, (range.end + page - 1) / page * page};
+}
+
 AddressRange pages_within(AddressRange range) noexcept {
-  const std::size_t page = system_page();
-  return {round_up(range.begin, page), range.end / page * page};
+  return rounded_inwards(range, system_page());
 }
 
 AddressRange pages_around(AddressRange range) noexcept {
-  const std::size_t page = system_page();
-  return {range.begin / page * page, round_up(range.end, page)};
+  return rounded_outwards(range, system_page());
 }
 
 namespace {
@@ -70,7 +78,7 @@ void advise_pages(void* ptr, std::size_t bytes, int advice) noexcept {
   const AddressRange pages = pages_within({begin, begin + bytes});
   if (pages.bytes() > 0) {
     const int kept = errno;
-    madvise(reinterpret_cast<void*>(pages.begin), pages.bytes(), advice);
+    madvise(pages.data(), pages.bytes(), advice);
     errno = kept;
   }
 }
@@ -91,12 +99,12 @@ void* copy_pages(AddressRange pages) noexcept {
   if (copy == MAP_FAILED) {
     return nullptr;
   }
-  std::memcpy(copy, reinterpret_cast<const void*>(pages.begin), pages.bytes());
+  std::memcpy(copy, pages.data(), pages.bytes());
   return copy;
 }
 
 bool move_pages(void* copy, AddressRange to) noexcept {
-  void* const target = reinterpret_cast<void*>(to.begin);
+  void* const target = to.data();
   // mremap alone would silently replace a mapping that another library's fork handler may have made there.
   void* const taken =
       mmap(target, to.bytes(), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);

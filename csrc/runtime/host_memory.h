@@ -13,16 +13,24 @@ void* map_host_memory(std::size_t bytes, std::size_t alignment);
 /// Unmaps memory of map_host_memory(bytes). Any later access is a segmentation fault.
 void unmap_host_memory(void* ptr, std::size_t bytes) noexcept;
 
-/// [begin, end).
+/// The half-open range [begin, end).
 struct AddressRange {
   std::uintptr_t begin = 0;
   std::uintptr_t end = 0;
+
   std::size_t bytes() const {
     return end > begin ? end - begin : 0;
   }
+  void* data() const {
+    return reinterpret_cast<void*>(begin);
+  }
+  bool operator==(const AddressRange&) const = default;
 };
 
-/// The operating system's pages that lie wholly within a range, and those that overlap it.
+/// The largest range of whole pages inside a range, and the smallest one around it.
+AddressRange rounded_inwards(AddressRange range, std::size_t page) noexcept;
+AddressRange rounded_outwards(AddressRange range, std::size_t page) noexcept;
+/// The same for the operating system's pages.
 AddressRange pages_within(AddressRange range) noexcept;
 AddressRange pages_around(AddressRange range) noexcept;
 

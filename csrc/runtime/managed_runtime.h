@@ -182,12 +182,4 @@ class ManagedRuntime {
   std::map<void*, std::size_t> managed_; // base address -> bytes, of every live managed allocation
 };
 
-/// Bytes that the operating system could give a new program: Linux's MemAvailable, or less if a control group limits
-/// this process; SIZE_MAX if the system reports neither. Does not fail.
-std::size_t operating_system_memory_available();
-
-/// Bytes of memory that this process could have if no other ran: Linux's MemTotal, or the limit of a control group;
-/// SIZE_MAX if the system reports neither. Does not fail.
-std::size_t operating_system_memory_total();
-
 } // namespace torch_uvm

@@ -66,10 +66,10 @@ struct FakeSystem {
     std::ofstream(file) << text;
   }
   std::size_t available() const {
-    return memory_available_below(root.string());
+    return operating_system_memory_available(root.string());
   }
   std::size_t total() const {
-    return memory_total_below(root.string());
+    return operating_system_memory_total(root.string());
   }
 };
 

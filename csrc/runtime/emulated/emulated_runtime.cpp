@@ -6,6 +6,7 @@
 #include <string>
 
 #include "runtime/bytes.h"
+#include "runtime/host_available.h"
 #include "runtime/host_memory.h"
 
 namespace torch_uvm {

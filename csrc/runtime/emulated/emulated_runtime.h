@@ -28,7 +28,6 @@
 #include <vector>
 
 #include "runtime/emulated/clock.h"
-#include "runtime/emulated/counters.h"
 #include "runtime/emulated/model.h"
 #include "runtime/emulated/pages.h"
 #include "runtime/emulated/queue.h"
@@ -92,9 +91,8 @@ class EmulatedRuntime final : public ManagedRuntime {
 
   ResidencyInfo residency(const void* ptr, std::size_t bytes) const;
 
-  /// Whether the address lies in this runtime's pinned memory, or in plain device memory.
+  /// Whether the address lies in this runtime's pinned memory.
   bool is_pinned_ptr(const void* ptr) const;
-  std::optional<int> device_of(const void* ptr) const; ///< nullopt: on no device
 
   EmulatedCounters counters(std::optional<int> device = std::nullopt) const; ///< \throws InvalidArgument
   /// Sets counters to 0 and peaks to the current levels, and clears timelines. The clocks continue.

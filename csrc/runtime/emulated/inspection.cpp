@@ -73,12 +73,6 @@ bool EmulatedRuntime::is_pinned_ptr(const void* ptr) const {
   return is_pinned(ptr);
 }
 
-std::optional<int> EmulatedRuntime::device_of(const void* ptr) const {
-  Lock lock(mutex_);
-  const auto* allocation = find_plain(ptr);
-  return allocation != nullptr && allocation->device >= 0 ? std::optional(allocation->device) : std::nullopt;
-}
-
 EmulatedCounters EmulatedRuntime::counters(std::optional<int> device) const {
   if (device) {
     check_device(*device);

@@ -6,8 +6,7 @@
 //   duplicate or a discarded page, and writes any other page back to the host.
 // - Plain device memory shares the device's capacity. It evicts managed pages; managed pages never displace it.
 // - With coherent memories a page stays where it was touched first: on the device while there is room, else on the
-// host.
-//   Others use it in place. With one memory every page is the host's, and each processor's accesses are local.
+//   host. Others use it in place. With one memory every page is the host's, and each processor's accesses are local.
 //
 // The page table has no notion of time. Each call adds the bytes it moved or accessed to a `Traffic`, from which the
 // clock computes the cost. Not thread-safe: guarded by the runtime's mutex.
@@ -21,7 +20,6 @@
 #include <vector>
 
 #include "runtime/emulated/cost_profile.h"
-#include "runtime/emulated/counters.h"
 #include "runtime/emulated/model.h"
 #include "runtime/managed_runtime.h"
 
@@ -34,6 +32,35 @@ constexpr std::uint64_t bit(int device) {
   return std::uint64_t{1} << device;
 }
 static_assert(EmulatedConfig::kMaxDevices <= 64, "a set of devices is one word");
+
+/// The counters of an emulated runtime. One row per location: the host's has what belongs to no device. Not
+/// thread-safe: guarded by the runtime's mutex.
+class CounterTable {
+ public:
+  explicit CounterTable(int devices) : rows_(static_cast<std::size_t>(devices) + 1) {}
+
+  EmulatedCounters& of(Location location) {
+    return rows_[static_cast<std::size_t>(location.index + 1)];
+  }
+  EmulatedCounters& of(int device) {
+    return of(Location::device(device));
+  }
+  EmulatedCounters total() const {
+    EmulatedCounters sum;
+    for (const EmulatedCounters& row : rows_) {
+#define TORCH_UVM_ADD(name) sum.name += row.name;
+      TORCH_UVM_EMULATED_COUNTERS(TORCH_UVM_ADD)
+#undef TORCH_UVM_ADD
+    }
+    return sum;
+  }
+  void reset() {
+    rows_.assign(rows_.size(), {});
+  }
+
+ private:
+  std::vector<EmulatedCounters> rows_; ///< the host's is the first
+};
 
 /// Bytes that a call moved or accessed, by kind of cost.
 struct Traffic {

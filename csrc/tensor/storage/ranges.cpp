@@ -36,13 +36,4 @@ void unite(Ranges& into, const Ranges& added) {
   normalise(into);
 }
 
-Range rounded_inwards(Range range, std::size_t page) {
-  const std::uintptr_t begin = (range.begin + page - 1) / page * page;
-  return {begin, std::max(begin, range.end / page * page)};
-}
-
-Range rounded_outwards(Range range, std::size_t page) {
-  return {range.begin / page * page, (range.end + page - 1) / page * page};
-}
-
 } // namespace torch_uvm
