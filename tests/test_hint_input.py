@@ -131,7 +131,9 @@ CASES = {
         ("emu:256", "0 to 0"),
     ),
     "operator with an unknown device": Bad(
-        lambda x: torch.ops.torch_uvm.prefetch([x], torch.device("emu:9")), ValueError, ("emu:9", "1 devices")
+        lambda x: torch.ops.torch_uvm.prefetch([x], torch.device("emu:9")),
+        ValueError,
+        ("emu:9", "emu:0 to emu:0"),
     ),
     "operator with two places": Bad(
         lambda x: torch.ops.torch_uvm.advise([x], preferred_location=[0, -1]), ValueError, ("2 preferred",)

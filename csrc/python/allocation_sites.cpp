@@ -6,10 +6,11 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <algorithm>
 #include <compare>
 #include <map>
 #include <string>
-#include <unordered_map>
+#include <string_view>
 #include <vector>
 
 #include "python/bindings.h"
@@ -43,7 +44,6 @@ class Places {
   /// \param skipped prefixes of file names whose frames are skipped
   void start(std::vector<std::string> skipped) {
     skipped_ = std::move(skipped);
-    passed_over_.clear();
   }
 
   const Place& operator[](AllocationSite site) const {
@@ -96,28 +96,16 @@ class Places {
     return sites_[place] = static_cast<AllocationSite>(all_.size() - 1);
   }
 
-  bool is_passed_over(PyFrameObject* frame) {
+  bool is_passed_over(PyFrameObject* frame) const {
     PyCodeObject* const code = PyFrame_GetCode(frame);
-    const auto found = passed_over_.find(code);
-    if (found != passed_over_.end()) {
-      Py_DECREF(code);
-      return found->second;
-    }
-    bool passed_over = false;
     const char* const file = PyUnicode_AsUTF8(code->co_filename);
     if (file == nullptr) {
       PyErr_Clear(); // a file name that is not valid text is not skipped
-    } else {
-      const std::string_view name(file);
-      for (const std::string& beginning : skipped_) {
-        passed_over = passed_over || name.starts_with(beginning);
-      }
     }
-    if (passed_over_.size() < kMaxPlaces) {
-      passed_over_.emplace(code, passed_over); // takes over the reference
-    } else {
-      Py_DECREF(code);
-    }
+    const bool passed_over = file != nullptr && std::ranges::any_of(skipped_, [&](const std::string& beginning) {
+                               return std::string_view(file).starts_with(beginning);
+                             });
+    Py_DECREF(code);
     return passed_over;
   }
 
@@ -131,7 +119,6 @@ class Places {
   std::vector<std::string> skipped_;
   std::vector<Place> all_; ///< by site; 0: created before profiling, 1: unknown
   std::map<Place, AllocationSite> sites_;
-  std::unordered_map<PyCodeObject*, bool> passed_over_;
 };
 
 AllocationSite where_this_thread_is() noexcept {

@@ -8,7 +8,6 @@
 #include "python/bindings.h"
 #include "tensor/moves/dlpack.h"
 #include "tensor/storage/managed_storage.h"
-#include "tensor/storage/resize.h"
 
 namespace torch_uvm {
 namespace {

@@ -126,29 +126,14 @@ std::unique_ptr<Region> enter_region(const Unobserved& graph, const py::sequence
   return without_gil([&] { return Region::enter(*engine, graph.key(), graph.name(), storages); });
 }
 
-/// Code whose uses are declared, from `use` until `leave_use`, on any thread.
-struct DeclaredUse {
-  std::unique_ptr<Region> unwatched; ///< no operator was watched when it began
-  std::unique_ptr<WorkUnderWay> held;
-};
-
-std::unique_ptr<DeclaredUse> use(const Unobserved& code, const py::sequence& inputs) {
+/// Code whose uses are declared, from here until `leave_use`, on any thread.
+std::unique_ptr<WorkUnderWay> use(const Unobserved& code, const py::sequence& inputs) {
   Engine* const engine = begin_use(inputs);
   if (engine == nullptr) {
     return nullptr;
   }
-  auto made = std::make_unique<DeclaredUse>();
-  made->unwatched = Region::enter_unwatched(*engine);
-  if (!made->unwatched) {
-    const std::vector<Region::Input> storages = code.storages(inputs);
-    without_gil([&] { made->held = std::make_unique<WorkUnderWay>(*engine, code.key(), code.name(), storages); });
-  }
-  return made;
-}
-
-void leave_use(DeclaredUse& use) {
-  use.unwatched.reset();
-  use.held.reset();
+  const std::vector<Region::Input> storages = code.storages(inputs);
+  return without_gil([&] { return std::make_unique<WorkUnderWay>(*engine, code.key(), code.name(), storages); });
 }
 
 void leave_region(Region& region, const py::object& outputs) {
@@ -174,8 +159,8 @@ void bind_regions(py::module_& module) {
            py::arg("name"), py::arg("constants"), py::arg("written"), py::arg("unwritten"), keeps_gil)
       .def("enter", &enter_region, py::arg("inputs"), no_gil_inside)
       .def("use", &use, py::arg("inputs"), no_gil_inside);
-  py::class_<DeclaredUse>(module, "DeclaredUse", py::release_gil_before_calling_cpp_dtor());
-  module.def("leave_use", &leave_use, py::arg("use"), no_gil);
+  py::class_<WorkUnderWay>(module, "DeclaredUse", py::release_gil_before_calling_cpp_dtor());
+  module.def("leave_use", &WorkUnderWay::end, py::arg("use"), no_gil);
   module.def("leave_region", &leave_region, py::arg("region"), py::arg("outputs"), no_gil_inside);
   module.def("begin_capture", &begin_capture, no_gil);
   module.def("end_capture", &end_engine_capture, py::arg("capture"), no_gil);

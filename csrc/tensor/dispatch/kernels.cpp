@@ -7,16 +7,7 @@
 
 namespace torch_uvm {
 
-Kernel::Kernel() {
-  if (Context::forked()) {
-    return;
-  }
-  counted_ = begin_kernel([] {
-    const Engine* const engine = engine_in_use();
-    return engine != nullptr && engine->is_awake();
-  });
-  holds_ = !counted_;
-}
+Kernel::Kernel() : counted_(!Context::forked() && begin_kernel()), holds_(!Context::forked() && !counted_) {}
 
 Kernel::~Kernel() {
   if (!frame_.operands.empty()) {

@@ -22,8 +22,8 @@ class Kernel {
 
  private:
   Engine::Frame frame_;
-  bool counted_ = false;
-  bool holds_ = false;
+  const bool counted_;
+  const bool holds_;
 };
 
 } // namespace torch_uvm

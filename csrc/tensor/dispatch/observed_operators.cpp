@@ -11,8 +11,6 @@
 #include <string_view>
 #include <unordered_map>
 
-#include "residency/policy/id_map.h"
-
 namespace torch_uvm {
 namespace {
 
@@ -56,10 +54,6 @@ bool ObservedOperator::is(const char* name, const char* overload) const {
 const ObservedOperator& ObservedOperators::of(const at::RecordFunction& function) {
   const char* const name = function.name();
   const char* const overload = function.overload_name();
-  Slot& slot = slots_[mix_bits(reinterpret_cast<std::uintptr_t>(name)) & (kSlots - 1)];
-  if (slot.name == name && slot.op->is(name, overload)) {
-    return *slot.op;
-  }
   auto found = known_.find(name);
   if (found == known_.end() || !found->second.is(name, overload)) {
     const std::optional<c10::FunctionSchema> schema = function.operator_schema();
@@ -68,7 +62,6 @@ const ObservedOperator& ObservedOperators::of(const at::RecordFunction& function
     }
     found = known_.insert_or_assign(name, ObservedOperator(*schema)).first;
   }
-  slot = {name, &found->second};
   return found->second;
 }
 

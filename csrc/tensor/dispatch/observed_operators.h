@@ -4,7 +4,6 @@
 #include <ATen/core/function_schema.h>
 #include <ATen/record_function.h>
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -85,14 +84,6 @@ class ObservedOperators {
   }
 
  private:
-  static constexpr std::size_t kSlots = 256; // a power of two; a training step uses dozens of distinct operators
-
-  /// Direct-mapped cache in front of `known_`, indexed by a hash of the name's address.
-  struct Slot {
-    const char* name = nullptr;
-    const ObservedOperator* op = nullptr; ///< in `known_`, whose elements do not move
-  };
-  std::array<Slot, kSlots> slots_;
   std::unordered_map<const char*, ObservedOperator> known_;
   const ObservedOperator range_;
 };

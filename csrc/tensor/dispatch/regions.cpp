@@ -121,6 +121,10 @@ WorkUnderWay::WorkUnderWay(std::span<const at::Tensor> tensors) {
 }
 
 WorkUnderWay::WorkUnderWay(Engine& engine, std::uint64_t key, const char* name, std::span<const Region::Input> inputs) {
+  unwatched_ = Region::enter_unwatched(engine);
+  if (unwatched_) {
+    return;
+  }
   frame_.operands.reserve(inputs.size());
   const std::unique_ptr<Region> ready = Region::enter(engine, key, name, inputs); // pins them until it is destroyed
   const Engine::Lock lock(engine);
@@ -144,11 +148,13 @@ void WorkUnderWay::hold(Record* record) {
   record->collective = false; // its end is known
 }
 
-WorkUnderWay::~WorkUnderWay() {
+void WorkUnderWay::end() noexcept {
+  unwatched_.reset();
   if (!frame_.operands.empty() && !Context::forked()) {
     Engine& engine = *engine_in_use();
     const Engine::Lock lock(engine);
     engine.end(frame_);
+    frame_.operands.clear();
   }
 }
 

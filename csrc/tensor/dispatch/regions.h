@@ -46,7 +46,7 @@ class Region {
 };
 
 /// Pins storages at their address, as a running operator does, for asynchronous work that continues after its operator
-/// has returned, or for code whose uses are declared. Any thread may destroy it.
+/// has returned, or for code whose uses are declared. Any thread may end it.
 class WorkUnderWay {
  public:
   /// Within that operator.
@@ -55,7 +55,10 @@ class WorkUnderWay {
   explicit WorkUnderWay(const Engine::Frame& frame);
   /// An operator that ends at once makes the inputs ready.
   WorkUnderWay(Engine& engine, std::uint64_t key, const char* name, std::span<const Region::Input> inputs);
-  ~WorkUnderWay();
+  ~WorkUnderWay() {
+    end();
+  }
+  void end() noexcept;
   WorkUnderWay(const WorkUnderWay&) = delete;
   WorkUnderWay& operator=(const WorkUnderWay&) = delete;
 

@@ -2,6 +2,8 @@
 
 #include <atomic>
 
+#include "tensor/process/process_engine.h"
+
 namespace torch_uvm {
 namespace {
 
@@ -19,12 +21,13 @@ void count_kernels(bool on) {
   counts_kernels.store(on);
 }
 
-bool begin_kernel(bool (*is_watched)()) noexcept {
+bool begin_kernel() noexcept {
   kernels_running.fetch_add(1);
   // Pairs with the fence in unwatched_kernels. A kernel counts itself and then reads whether the engine is awake; the
   // engine wakes and then reads the count. At least one of them sees the other.
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  const bool counts = !is_watched();
+  const Engine* const engine = engine_in_use();
+  const bool counts = engine == nullptr || !engine->is_awake();
   if (!counts) {
     end_kernel();
   }

@@ -64,9 +64,8 @@ ThreadState& this_thread() noexcept;
 /// Declares whether every kernel has a `Kernel` object from now on, so that `unwatched_kernels` is exact. The emulated
 /// accelerator does so.
 void count_kernels(bool on);
-/// \param is_watched whether the engine is awake, so that the kernel will hold its storages and need not count
-/// \return whether it counts
-bool begin_kernel(bool (*is_watched)()) noexcept;
+/// \return whether it counts: not if the engine is awake, so that the kernel will hold its storages
+bool begin_kernel() noexcept;
 void end_kernel() noexcept; ///< of one that counts
 /// nullopt if kernels are not counted (CUDA).
 std::optional<int> unwatched_kernels() noexcept;

@@ -227,36 +227,24 @@ class Storages final : public StorageRecords {
   }
 };
 
-class Watcher final : public OperatorWatch {
- public:
-  StorageAdapter& storages() override {
-    return storages_;
+void watch(bool on) {
+  static at::CallbackHandle callback = at::INVALID_CALLBACK_HANDLE;
+  if (on && callback == at::INVALID_CALLBACK_HANDLE) {
+    callback = at::addGlobalCallback(at::RecordFunctionCallback(&before_operator, &after_operator)
+                                         .needsInputs(true)
+                                         .needsOutputs(true)
+                                         .scopes({at::RecordScope::FUNCTION}));
+  } else if (!on && callback != at::INVALID_CALLBACK_HANDLE) {
+    at::removeCallback(callback);
+    callback = at::INVALID_CALLBACK_HANDLE;
   }
-  void watch(bool on) override {
-    if (on && callback_ == at::INVALID_CALLBACK_HANDLE) {
-      callback_ = at::addGlobalCallback(at::RecordFunctionCallback(&before_operator, &after_operator)
-                                            .needsInputs(true)
-                                            .needsOutputs(true)
-                                            .scopes({at::RecordScope::FUNCTION}));
-    } else if (!on && callback_ != at::INVALID_CALLBACK_HANDLE) {
-      at::removeCallback(callback_);
-      callback_ = at::INVALID_CALLBACK_HANDLE;
-    }
-  }
-  bool is_needed() const noexcept override {
-    return has_deferred_updates();
-  }
-
- private:
-  Storages storages_;
-  at::CallbackHandle callback_ = at::INVALID_CALLBACK_HANDLE;
-};
+}
 
 } // namespace
 
 void register_watcher() {
-  static auto* watcher = new Watcher(); // leaked like the engine: storages outlive every static destructor
-  register_operator_watch(*watcher);
+  static auto* storages = new Storages(); // leaked like the engine: storages outlive every static destructor
+  register_operator_watch({storages, &watch, &has_deferred_updates});
 }
 
 } // namespace torch_uvm

@@ -18,35 +18,21 @@
 namespace torch_uvm {
 namespace {
 
-/// The accelerator whose memory the runtime manages.
-c10::DeviceType accelerator_type() {
-  return at::getAccelerator(/*checked=*/true).value();
-}
-
 Stream current_stream(int device) {
-  return current_stream_of(c10::Device(accelerator_type(), static_cast<c10::DeviceIndex>(device)));
-}
-
-int current_device() {
-  return c10::impl::VirtualGuardImpl(accelerator_type()).getDevice().index();
+  return current_stream_of(torch_device(Location::device(device)));
 }
 
 /// The device that most likely has a block's bytes: the block's home, else the tensor's label, else the current device.
 int device_of(Block* block, const at::Tensor& tensor) {
   const Location home = Context::get().managed_allocator().home(block);
-  return !home.is_host() ? home.index : tensor.device().is_cpu() ? current_device() : tensor.device().index();
+  return !home.is_host()            ? home.index
+         : tensor.device().is_cpu() ? c10::impl::VirtualGuardImpl(at::getAccelerator(true).value()).getDevice().index()
+                                    : tensor.device().index();
 }
 
 Location location_of(c10::Device device) {
-  if (device.is_cpu()) {
-    return Location::host();
-  }
-  TORCH_CHECK_VALUE(device.type() == accelerator_type(), "a hint about ", device, "; accepted: the CPU and ",
-                    c10::Device(accelerator_type()));
-  const int index = device.has_index() ? device.index() : current_device();
-  const int devices = Context::get().runtime().device_count();
-  TORCH_CHECK_VALUE(index < devices, "a hint about ", device, "; there are ", devices, " devices, from 0");
-  return Location::device(index);
+  const c10::Device resolved = resolve_device(device, "a hint about");
+  return resolved.is_cpu() ? Location::host() : Location::device(resolved.index());
 }
 
 Block* managed_block(const at::Tensor& tensor) {

@@ -3,8 +3,6 @@
 #include <map>
 #include <optional>
 
-#include <ATen/DeviceAccelerator.h>
-
 #include "tensor/hints/hints.h"
 #include "tensor/hints/owned_bytes.h"
 #include "tensor/process/context.h"
@@ -71,19 +69,14 @@ ByLocation places_of(Block* block, const Ranges& runs) {
   return places;
 }
 
+/// By address, which labels of one block share.
 std::map<const void*, Asked> by_storage(const std::vector<at::Tensor>& tensors) {
-  std::map<const void*, std::vector<const at::Tensor*>> grouped; // by address, which labels of one block share
+  std::map<const void*, Asked> asked;
   for (const at::Tensor& tensor : tensors) {
     if (has_bytes(tensor) && tensor.numel() != 0) {
-      grouped[data_of(tensor.storage()).get()].push_back(&tensor);
-    }
-  }
-  std::map<const void*, Asked> asked;
-  for (const auto& [address, members] : grouped) {
-    Asked& one = asked[address];
-    one.first = members.front();
-    for (const at::Tensor* tensor : members) {
-      unite(one.runs, runs_of(*tensor, has_too_many_runs(*tensor) ? kCoarse : 0));
+      Asked& one = asked[data_of(tensor.storage()).get()];
+      one.first = one.first == nullptr ? &tensor : one.first;
+      unite(one.runs, runs_of(tensor, has_too_many_runs(tensor) ? kCoarse : 0));
     }
   }
   return asked;
@@ -117,11 +110,7 @@ Places residency(const std::vector<at::Tensor>& tensors) {
       continue;
     }
     for (const auto& [place, bytes] : places_of(block, asked.runs)) {
-      add(places,
-          place.is_host()
-              ? c10::Device(c10::DeviceType::CPU)
-              : c10::Device(at::getAccelerator(/*checked=*/true).value(), static_cast<c10::DeviceIndex>(place.index)),
-          bytes);
+      add(places, torch_device(place), bytes);
     }
   }
   return places;

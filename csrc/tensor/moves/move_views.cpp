@@ -1,4 +1,5 @@
 // The autograd view of a moved tensor: a view of the source's base.
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/alias.h>
 #include <c10/core/InferenceMode.h>
 #include <torch/csrc/autograd/VariableTypeUtils.h>
@@ -148,8 +149,12 @@ CreationMeta creation_of_view(const at::Tensor& self) {
   return base.requires_grad() && !base.is_leaf() ? CreationMeta::IN_CUSTOM_FUNCTION : CreationMeta::DEFAULT;
 }
 
-} // namespace
-
+/// Makes `moved` a differentiable view of `self`, or of the base of `self` if that is a view.
+///
+/// PyTorch's as_view would chain each move onto the view function of `self`, and copy the chain: a tensor that is moved
+/// back and forth would get slower with each move, and in the end overflow the stack. Here the view function stays as
+/// short as that of a view that was never moved.
+/// \param moved the result of the move kernel for `self`, not used by anything else yet
 at::Tensor as_moved_view(const at::Tensor& self, const at::Tensor& moved) {
   if (self.is_inference()) {
     return moved;
@@ -169,6 +174,17 @@ at::Tensor as_moved_view(const at::Tensor& self, const at::Tensor& moved) {
   return torch::autograd::make_variable_differentiable_view(
       moved, info_of(is_view ? &meta->get_backward_view() : nullptr, self, moved), std::move(forward), shared,
       creation);
+}
+
+} // namespace
+
+at::Tensor move_view(c10::DispatchKeySet keys, const at::Tensor& self, c10::Device device, bool non_blocking) {
+  at::Tensor moved;
+  {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    moved = move_operator().redispatch(keys & c10::after_ADInplaceOrView_keyset, self, device, non_blocking);
+  }
+  return as_moved_view(self, moved);
 }
 
 } // namespace torch_uvm

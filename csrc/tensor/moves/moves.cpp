@@ -1,12 +1,14 @@
-// The kernel of a move: synchronises as its contract requires, and makes the view with the new label.
+// The kernel of a move, which synchronises as its contract requires and makes the view with the new label, and that of
+// a managed copy.
 #include "tensor/moves/moves.h"
 
 #include <ATen/DeviceAccelerator.h>
 #include <ATen/EmptyTensor.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/empty_strided.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/TensorOptions.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <vector>
@@ -19,6 +21,7 @@
 #include "tensor/process/current_stream.h"
 #include "tensor/process/machine.h"
 #include "tensor/process/recorded_event.h"
+#include "tensor/process/switch.h"
 #include "tensor/storage/adopted_storage.h"
 #include "tensor/storage/allocator_storage.h"
 #include "tensor/storage/block_storage.h"
@@ -99,30 +102,13 @@ void synchronise(const at::Tensor& self, c10::Device to, bool non_blocking) {
 
 } // namespace
 
-c10::Device resolve_device(c10::Device device, const char* what) {
-  if (device.is_cpu()) {
-    return c10::Device(c10::DeviceType::CPU);
-  }
-  const std::optional<c10::DeviceType> accelerator = at::getAccelerator();
-  TORCH_CHECK_VALUE(accelerator && device.type() == *accelerator, what, " to ", device,
-                    "; accepted: the CPU and the accelerator");
-  const c10::impl::VirtualGuardImpl guard(device.type());
-  if (!device.has_index()) {
-    return guard.getDevice();
-  }
-  TORCH_CHECK_VALUE(device.index() >= 0 && device.index() < guard.deviceCount(), what, " to ", device,
-                    "; accepted: ", accelerator.value(), ":0 to ", accelerator.value(), ":", guard.deviceCount() - 1,
-                    ", and the CPU");
-  return device;
-}
-
 at::Tensor move_kernel(const at::Tensor& self, c10::Device to, bool non_blocking) {
   TORCH_CHECK_VALUE(
       is_managed(self),
       "a move of a tensor that is not managed; torch_uvm.to(t, device, managed=True) makes a managed copy");
   TORCH_CHECK(!Context::get().forked(),
               "a move in a forked process: its devices belong to the parent, and it has the bytes of CPU labels only");
-  const c10::Device device = resolve_device(to, "a move");
+  const c10::Device device = resolve_device(to, "a move to");
   Kernel kernel;
   kernel.use(self.storage().unsafeGetStorageImpl(), /*writes=*/false);
   // The watcher has fetched this operand to its device, unless there was no room.
@@ -152,6 +138,48 @@ at::Tensor move_kernel(const at::Tensor& self, c10::Device to, bool non_blocking
 
 at::Tensor move(const at::Tensor& self, c10::Device device, bool non_blocking) {
   return move_operator().call(self, device, non_blocking);
+}
+
+// --- managed copies
+
+at::Tensor empty_strided_managed(at::IntArrayRef size, at::IntArrayRef stride, c10::ScalarType dtype,
+                                 c10::Device device) {
+  if (!device.is_cpu()) {
+    TORCH_CHECK_VALUE(device.type() == at::getAccelerator(), "managed memory on ", device,
+                      "; accepted: the CPU and the accelerator");
+    Context::get().runtime(); // on CUDA this installs the allocator that respects the switch
+    const ManagedScope on(true);
+    at::Tensor tensor = at::empty_strided(size, stride, at::TensorOptions().device(device).dtype(dtype));
+    TORCH_CHECK(is_managed(tensor), "managed memory on ", device,
+                " inside a graph capture or a memory pool, which decide on the memory in their scope; make the tensor "
+                "outside of it");
+    return tensor;
+  }
+  const std::size_t bytes = at::detail::computeStorageNbytes(size, stride, c10::elementSize(dtype));
+  c10::Storage storage(c10::Storage::use_byte_size_t(), bytes,
+                       allocate_managed(bytes, Location::host(), Stream::host(), device), c10::GetCPUAllocator(),
+                       // Growing would allocate from the CPU's allocator, whose memory is not managed.
+                       /*resizable=*/false);
+  at::Tensor tensor = at::detail::make_tensor<c10::TensorImpl>(
+      std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU), c10::scalarTypeToTypeMeta(dtype));
+  tensor.unsafeGetTensorImpl()->set_sizes_and_strides(size, stride);
+  return tensor;
+}
+
+at::Tensor managed_copy_kernel(const at::Tensor& self, c10::Device to, c10::ScalarType dtype, bool non_blocking,
+                               c10::MemoryFormat memory_format) {
+  TORCH_CHECK_VALUE(self.layout() == c10::kStrided && !self.is_quantized(), "a managed copy of a tensor of layout ",
+                    self.layout(), " and dtype ", self.scalar_type(), "; accepted: strided tensors, not quantised");
+  TORCH_CHECK_VALUE(!c10::isQIntType(dtype), "a managed copy of dtype ", dtype,
+                    "; accepted: dtypes that are not quantised");
+  const c10::Device device = resolve_device(to, "a managed copy to");
+  const at::Tensor form = at::empty_like(self, at::TensorOptions().device(c10::kMeta).dtype(dtype), memory_format);
+  return empty_strided_managed(form.sizes(), form.strides(), dtype, device).copy_(self, non_blocking);
+}
+
+at::Tensor managed_copy(const at::Tensor& self, c10::Device device, c10::ScalarType dtype, bool non_blocking,
+                        c10::MemoryFormat memory_format) {
+  return managed_copy_operator().call(self, device, dtype, non_blocking, memory_format);
 }
 
 } // namespace torch_uvm

@@ -25,9 +25,4 @@ at::Tensor move(const at::Tensor& self, c10::Device device, bool non_blocking);
 /// a tangent.
 at::Tensor move_for_module(const at::Tensor& self, c10::Device device, bool non_blocking);
 
-/// Validates `device` and completes its index.
-/// \param what the operator's name in errors
-/// \throws c10::ValueError for a device that is neither the CPU nor an existing accelerator device
-c10::Device resolve_device(c10::Device device, const char* what);
-
 } // namespace torch_uvm

@@ -117,15 +117,6 @@ at::Tensor move_autograd(c10::DispatchKeySet keys, const at::Tensor& self, c10::
   return moved;
 }
 
-at::Tensor move_view(c10::DispatchKeySet keys, const at::Tensor& self, c10::Device device, bool non_blocking) {
-  at::Tensor moved;
-  {
-    const at::AutoDispatchBelowADInplaceOrView below;
-    moved = move_operator().redispatch(keys & c10::after_ADInplaceOrView_keyset, self, device, non_blocking);
-  }
-  return as_moved_view(self, moved);
-}
-
 at::Tensor managed_copy_autograd(c10::DispatchKeySet keys, const at::Tensor& self, c10::Device device,
                                  c10::ScalarType dtype, bool non_blocking, c10::MemoryFormat memory_format) {
   const bool differentiable = torch::autograd::isDifferentiableType(dtype);

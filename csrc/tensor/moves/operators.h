@@ -24,7 +24,7 @@ at::Tensor managed_copy(const at::Tensor& self, c10::Device device, c10::ScalarT
 /// batching rules are in torch_uvm/_tensors/operators.py.
 void register_operators();
 
-// The kernels (moves.cpp, managed_copy.cpp, moves_autograd.cpp). Those that take a key set are for autograd keys, and
+// The kernels (moves.cpp, moves_autograd.cpp, move_views.cpp). Those that take a key set are for autograd keys, and
 // redispatch to the next key.
 
 at::Tensor move_kernel(const at::Tensor& self, c10::Device device, bool non_blocking);
@@ -35,14 +35,6 @@ at::Tensor managed_copy_kernel(const at::Tensor& self, c10::Device device, c10::
                                c10::MemoryFormat memory_format);
 at::Tensor managed_copy_autograd(c10::DispatchKeySet keys, const at::Tensor& self, c10::Device device,
                                  c10::ScalarType dtype, bool non_blocking, c10::MemoryFormat memory_format);
-
-/// Makes `moved` a differentiable view of `self`, or of the base of `self` if that is a view.
-///
-/// PyTorch's as_view would chain each move onto the view function of `self`, and copy the chain: a tensor that is moved
-/// back and forth would get slower with each move, and in the end overflow the stack. Here the view function stays as
-/// short as that of a view that was never moved.
-/// \param moved the result of the move kernel for `self`, not used by anything else yet
-at::Tensor as_moved_view(const at::Tensor& self, const at::Tensor& moved);
 
 // Dispatcher handles of the operators.
 

@@ -109,19 +109,6 @@ void Budgets::apply(int device) {
   own.request = request;
 }
 
-void Budgets::restore(std::optional<int> device) noexcept {
-  for (int each = 0; each < kMaxDevices; ++each) {
-    if (device.value_or(each) != each) {
-      continue;
-    }
-    try {
-      apply_started(each, true);
-    } catch (...) {
-      // The error of the request is the one to report.
-    }
-  }
-}
-
 void Budgets::apply_started(std::optional<int> device, bool anew) {
   if (Context::get().forked()) {
     return; // the devices belong to the parent

@@ -64,9 +64,6 @@ struct Budgets {
 
   void apply_engine_options();
   void apply(int device);
-  /// After a request that failed: the devices that it may have changed get their earlier budgets, as far as that works.
-  /// \param device nullopt: all
-  void restore(std::optional<int> device) noexcept;
   /// Applies the requests of started devices, and the limit.
   /// \param device nullopt: all
   /// \param anew also apply a request that is in force already

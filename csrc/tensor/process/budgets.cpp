@@ -30,7 +30,15 @@ void change_and_apply(const std::function<void(Options&)>& change, std::optional
     budgets.apply_started(device, anew);
   } catch (...) {
     Context::get().change_options([&](Options& options) { options = before; });
-    budgets.restore(device);
+    for (int each = 0; each < Budgets::kMaxDevices; ++each) {
+      try {
+        if (device.value_or(each) == each) {
+          budgets.apply_started(each, /*anew=*/true);
+        }
+      } catch (...) {
+        // The error of the request is the one to report.
+      }
+    }
     throw;
   }
 }

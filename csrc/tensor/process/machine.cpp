@@ -1,5 +1,7 @@
 #include "tensor/process/machine.h"
 
+#include <ATen/DeviceAccelerator.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -64,6 +66,29 @@ bool Machine::takes_hints() const {
     }
   }
   return true;
+}
+
+c10::Device torch_device(Location location) {
+  return location.is_host()
+             ? c10::Device(c10::DeviceType::CPU)
+             : c10::Device(at::getAccelerator(/*checked=*/true).value(), static_cast<c10::DeviceIndex>(location.index));
+}
+
+c10::Device resolve_device(c10::Device device, const char* what) {
+  if (device.is_cpu()) {
+    return c10::Device(c10::DeviceType::CPU);
+  }
+  const std::optional<c10::DeviceType> accelerator = at::getAccelerator();
+  TORCH_CHECK_VALUE(accelerator && device.type() == *accelerator, what, " ", device,
+                    "; accepted: the CPU and the accelerator");
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  if (!device.has_index()) {
+    return guard.getDevice();
+  }
+  TORCH_CHECK_VALUE(device.index() >= 0 && device.index() < guard.deviceCount(), what, " ", device,
+                    "; accepted: ", accelerator.value(), ":0 to ", accelerator.value(), ":", guard.deviceCount() - 1,
+                    ", and the CPU");
+  return device;
 }
 
 } // namespace torch_uvm

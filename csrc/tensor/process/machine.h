@@ -1,8 +1,12 @@
-// Device properties that hints, budgets and adoption need, queried once.
+// Device properties that hints, budgets and adoption need, queried once, and the devices as PyTorch names them.
 #pragma once
+
+#include <c10/core/Device.h>
 
 #include <cstddef>
 #include <vector>
+
+#include "runtime/location.h"
 
 namespace torch_uvm {
 
@@ -25,5 +29,13 @@ struct Machine {
   /// For tests: pretends that no device has concurrentManagedAccess.
   static void pretend_not_concurrent(bool pretend);
 };
+
+/// The CPU, or a device of the accelerator.
+c10::Device torch_device(Location location);
+
+/// Validates `device` and completes its index.
+/// \param what begins the error: "a move to"
+/// \throws c10::ValueError for a device that is neither the CPU nor an existing accelerator device
+c10::Device resolve_device(c10::Device device, const char* what);
 
 } // namespace torch_uvm

@@ -10,17 +10,13 @@ namespace torch_uvm {
 namespace {
 
 std::atomic<Engine*> the_engine{nullptr};
-std::atomic<OperatorWatch*> the_watch{nullptr};
+OperatorWatch the_watch; // set as the extension is loaded
 std::atomic<void (*)() noexcept> interpreter_call{nullptr};
 std::mutex engine_making; // guards creating the engine and calls of `watch`; only that of budgets.cpp is taken earlier
 int budget_changes = 0; // that are going on; guarded by engine_making
 
-void watch(bool on) {
-  the_watch.load()->watch(on);
-}
-
 void watch_while_needed(const Engine& engine) {
-  watch(budget_changes != 0 || engine.is_awake() || engine.has_open_captures() || the_watch.load()->is_needed());
+  the_watch.watch(budget_changes != 0 || engine.is_awake() || engine.has_open_captures() || the_watch.is_needed());
 }
 
 /// Requires `engine_making`.
@@ -30,15 +26,15 @@ Engine& find_or_make_engine() {
   }
   Context& context = Context::get();
   // Leaked: storages are freed after static destructors have run.
-  the_engine.store(new Engine(context.runtime(), context.managed_allocator(), the_watch.load()->storages()),
+  the_engine.store(new Engine(context.runtime(), context.managed_allocator(), *the_watch.storages),
                    std::memory_order_release);
   return *the_engine.load(std::memory_order_acquire);
 }
 
 } // namespace
 
-void register_operator_watch(OperatorWatch& watch) {
-  the_watch.store(&watch);
+void register_operator_watch(const OperatorWatch& watch) {
+  the_watch = watch;
 }
 
 Engine* engine_in_use() {
@@ -70,7 +66,7 @@ void set_budget(int device, std::optional<std::size_t> bytes, std::size_t ceilin
     return;
   }
   Engine& engine = find_or_make_engine();
-  watch(true); // before the budget: its cap can be kept only if operators are observed
+  the_watch.watch(true); // before the budget: its cap can be kept only if operators are observed
   ++budget_changes;
   const auto finish = [&] {
     lock.lock();
@@ -104,7 +100,7 @@ void register_interpreter(void (*call_between_operators)() noexcept) {
 std::uint64_t begin_engine_capture() {
   const std::lock_guard lock(engine_making);
   const std::uint64_t capture = find_or_make_engine().begin_capture();
-  watch(true);
+  the_watch.watch(true);
   return capture;
 }
 

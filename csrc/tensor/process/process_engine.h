@@ -13,19 +13,14 @@
 namespace torch_uvm {
 
 /// Reports operators to the engine and gives it access to storages; implemented in tensor/dispatch/watcher.cpp.
-class OperatorWatch {
- public:
-  virtual ~OperatorWatch() = default;
-  /// The storage interface for the engine; lives as long as the process.
-  virtual StorageAdapter& storages() = 0;
-  /// Starts or stops observing operators. Calls are serialised by the caller.
-  virtual void watch(bool on) = 0;
-  /// Whether operators have to be observed even while all devices are idle.
-  virtual bool is_needed() const noexcept = 0;
+struct OperatorWatch {
+  StorageAdapter* storages; ///< the storage interface for the engine; lives as long as the process
+  void (*watch)(bool on); ///< starts or stops observing operators; calls are serialised by the caller
+  bool (*is_needed)() noexcept; ///< whether operators have to be observed even while all devices are idle
 };
 
 /// Call once per process, before any other function of this file.
-void register_operator_watch(OperatorWatch& watch);
+void register_operator_watch(const OperatorWatch& watch);
 
 /// The process's engine; nullptr before the first budget, capture or pin.
 Engine* engine_in_use();

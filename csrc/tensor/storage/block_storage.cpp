@@ -1,12 +1,11 @@
 #include "tensor/storage/block_storage.h"
 
-#include <ATen/DeviceAccelerator.h>
-
 #include <atomic>
 #include <exception>
 
 #include "residency/trace/allocation_sites.h"
 #include "tensor/process/context.h"
+#include "tensor/process/machine.h"
 #include "tensor/process/process_engine.h"
 #include "tensor/storage/advice_registry.h"
 
@@ -93,11 +92,8 @@ void report_to_profiler(const CachingManagedAllocator& memory, void* ptr, std::i
     return;
   }
   const Statistics now = memory.statistics(home);
-  const c10::Device device = home.is_host() ? c10::Device(c10::DeviceType::CPU)
-                                            : c10::Device(at::getAccelerator(/*checked=*/true).value(),
-                                                          static_cast<c10::DeviceIndex>(home.index));
   c10::reportMemoryUsageToProfiler(ptr, change, static_cast<std::size_t>(now.allocated_bytes[0].current),
-                                   static_cast<std::size_t>(now.reserved_bytes[0].current), device);
+                                   static_cast<std::size_t>(now.reserved_bytes[0].current), torch_device(home));
 }
 
 } // namespace torch_uvm

@@ -47,4 +47,9 @@ c10::DataPtr data_by_address(void* ptr, c10::Device device);
 /// Records that `stream` also uses the bytes; a no-op for memory that is not ours.
 void record_stream(const c10::DataPtr& data, Stream stream);
 
+/// resize.cpp: overrides aten::resize_ for the CPU, and for CUDA in a CUDA build, with a check before PyTorch's own
+/// kernel. PyTorch's kernel sets the tensor's sizes before the storage refuses to grow. The check also covers operators
+/// that resize their `out=`. It costs one comparison for a resizable storage. Call once.
+void register_resize_check();
+
 } // namespace torch_uvm

@@ -1,5 +1,4 @@
-#include "tensor/storage/resize.h"
-
+// Refuses a resize of managed memory that cannot grow before the tensor changes.
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
