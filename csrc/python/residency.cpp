@@ -10,6 +10,7 @@
 #include "python/bindings.h"
 #include "tensor/dispatch/deferred_updates.h"
 #include "tensor/dispatch/pins.h"
+#include "tensor/dispatch/thread_state.h"
 #include "tensor/process/budget_state.h"
 #include "tensor/process/budgets.h"
 #include "tensor/process/context.h"
@@ -139,7 +140,7 @@ void bind_residency(py::module_& module) {
       "predicted_ms_per_operator",
       [] {
         Engine* const engine = engine_in_use();
-        return engine == nullptr ? std::optional<double>(0) : engine->predicted_ms_per_operator();
+        return engine == nullptr ? std::optional<double>(0) : engine->predicted_ms_per_operator(this_thread().now());
       },
       no_gil);
   module.def("reset_residency_stats", &of_engine<&Engine::reset_statistics>, no_gil);
@@ -160,7 +161,14 @@ void bind_residency(py::module_& module) {
       },
       py::arg("tensors"), py::arg("keep"), no_gil);
   module.def("materialise", &materialise, py::arg("tensor"), no_gil);
-  module.def("mark_step", &of_engine<&Engine::mark_step>, no_gil);
+  module.def(
+      "mark_step",
+      [] {
+        if (Engine* const engine = engine_in_use()) {
+          engine->mark_step(this_thread().now());
+        }
+      },
+      no_gil);
   module.def(
       "start_recording_accesses",
       [](const std::string& path) {

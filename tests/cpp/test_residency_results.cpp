@@ -29,7 +29,7 @@ struct ResultInPieces {
       rig.free(made);
     }
     rig.storages.pop_back();
-    rig.engine.mark_step();
+    rig.engine.mark_step({});
     rig.check_engine();
   }
 
@@ -158,7 +158,7 @@ TEST(others_leave_a_segment_that_operands_and_result_fill) {
       Rig::check(*operand);
       rig.free(*operand);
     }
-    rig.engine.mark_step();
+    rig.engine.mark_step({});
     rig.check_engine();
     if (step == 0) { // the engine does not know the result
       rig.engine.reset_statistics();

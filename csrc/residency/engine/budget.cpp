@@ -91,8 +91,8 @@ void Engine::set_budget(int device, std::optional<std::size_t> bytes, std::size_
   if (bytes) {
     make_streams(device, slot != 0);
   }
-  if (bytes && !changed.policy) {
-    changed.policy = std::make_unique<Policy>();
+  if (bytes) {
+    changed.loops.start();
   }
   if (bytes && !changed.timed && state_.runtime.device_properties(device).kernels_take_time) {
     changed.timed = true;
@@ -118,7 +118,7 @@ void Engine::set_budget(int device, std::optional<std::size_t> bytes, std::size_
     options.reserve = changed.cap / kReserveShare;
     options.timed = changed.timed;
     options.rates = changed.rates;
-    changed.policy->set_options(options);
+    changed.loops.set_options(options);
     state_.memory.set_pressure_callback(this);
   }
   state_.memory.set_cap(device, bytes ? std::optional(changed.cap) : std::nullopt, changed.ceiling);

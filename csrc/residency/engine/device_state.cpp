@@ -23,21 +23,22 @@ void Device::note_level(std::size_t bytes, std::uint64_t now) {
 void Device::restart_quiet(std::uint64_t now) {
   quiet.since = quiet.still_since = now;
   quiet.next_look = now + QuietPeriod::kMin;
-  quiet.misses = policy->counters().plan_misses;
+  quiet.misses = loops.plan_misses();
 }
 
 void Device::time_operator(ManagedRuntime& runtime, const Decision& decision, OperatorKey key) noexcept {
   if (last_stream.is_host()) {
     return; // no operator with operands has run on the device yet
   }
+  Loops::Loop& loop = loops.current();
   if (!decision.wants_durations) {
-    timer.reset();
+    loop.timer.reset();
     return;
   }
   try {
-    if (!timer) {
-      timer = std::make_unique<OperatorTimer>(
-          runtime, [&to = *policy, before = policy->operators()](const OperatorTimer::Timed& timed_ones) {
+    if (!loop.timer) {
+      loop.timer = std::make_unique<OperatorTimer>(
+          runtime, [&to = loop.policy, before = loop.policy.operators()](const OperatorTimer::Timed& timed_ones) {
             const std::uint64_t first = before + timed_ones.first;
             to.ran(first, first + timed_ones.operators - 1, timed_ones.us / 1e3, timed_ones.in_place,
                    timed_ones.host_us / 1e3);
@@ -46,7 +47,7 @@ void Device::time_operator(ManagedRuntime& runtime, const Decision& decision, Op
   } catch (...) { // no host memory, or the runtime failed: nothing is timed
     return;
   }
-  timer->begin(last_stream, key);
+  loop.timer->begin(last_stream, key);
 }
 
 } // namespace torch_uvm

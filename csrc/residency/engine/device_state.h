@@ -11,10 +11,9 @@
 #include <unordered_set>
 #include <vector>
 
+#include "residency/engine/loops.h"
 #include "residency/engine/record.h"
 #include "residency/engine/staging.h"
-#include "residency/policy/policy.h"
-#include "residency/trace/operator_timer.h"
 #include "runtime/managed_runtime.h"
 
 namespace torch_uvm {
@@ -40,7 +39,7 @@ struct QuietPeriod {
   std::uint64_t since = 0; ///< the operator that last restarted the quiet period
   std::uint64_t still_since = 0; ///< the same, except for operators that missed the schedule
   std::uint64_t next_look = 0;
-  std::uint64_t misses = 0; ///< the policy's misses at that operator
+  std::uint64_t misses = 0; ///< the policies' misses at that operator
   std::uint64_t overlap = 0; ///< the latest operator that began while another one ran
   std::int64_t rooms = 0; ///< statistics_.made_room.count at the latest look
   std::uint64_t write_backs = 0; ///< Device::write_backs_started at the latest look
@@ -60,7 +59,8 @@ struct Device {
   /// \param now the engine's count of operators
   void note_level(std::size_t bytes, std::uint64_t now);
   void restart_quiet(std::uint64_t now);
-  /// Times an operator on `last_stream`, while the policy asks for that. \param decision of the policy's `begin` for it
+  /// Times an operator of the current loop on `last_stream`, while its policy asks for that.
+  /// \param decision of the policy's `begin` for it
   void time_operator(ManagedRuntime& runtime, const Decision& decision, OperatorKey key) noexcept;
 
   std::optional<std::size_t> budget; ///< what the user set, in bytes; nullopt: none
@@ -71,9 +71,8 @@ struct Device {
   QuietPeriod quiet;
   std::atomic<std::size_t> alarm{kNever}; ///< quiet.alarm while idle because its steps fit, else kNever; any thread's
   int running = 0; ///< running operators whose first operand is on this device
-  std::unique_ptr<Policy> policy; ///< created with the first budget or capture
-  bool timed = false; ///< the policy gets durations: events time kernels
-  std::unique_ptr<OperatorTimer> timer; ///< of single operators, which it reports to the policy; nullptr: none is timed
+  Loops loops; ///< none before the first budget or capture
+  bool timed = false; ///< policies get durations: events time kernels
   LinkRates rates; ///< measured if `timed`
   Stream fetches;
   Stream write_backs;

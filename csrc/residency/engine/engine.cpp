@@ -55,10 +55,7 @@ Record* Engine::record_on(const Block* block) const noexcept {
 }
 
 Record* Engine::adopt(Block* block, int device, void* storage) {
-  if (!state_.of(device).policy) {
-    state_.of(device).policy =
-        std::make_unique<Policy>(); // a record without a budget: a pin, or a capture on any device
-  }
+  state_.of(device).loops.start(); // a record without a budget: a pin, or a capture on any device
   auto record = std::make_unique<Record>();
   record->id = next_id_++;
   record->device = device;
@@ -156,7 +153,7 @@ void Engine::unregister(Record* record) noexcept {
   }
   try {
     if (record->announced) {
-      state_.of(record->device).policy->freed(record->id);
+      state_.policy_of(*record).freed(record->id);
     }
   } catch (...) {
     ++state_.failures;
@@ -213,9 +210,9 @@ void Engine::materialise(Record* record, Stream stream) {
 }
 
 void Engine::count_pin(Record& record) {
-  state_.announce(record);
+  state_.announce(record, record.loop);
   if (record.pins == 0) {
-    state_.of(record.device).policy->pin(record.id, true);
+    state_.policy_of(record).pin(record.id, true);
   }
   ++record.pins;
 }
@@ -258,18 +255,18 @@ OutOfMemory Engine::no_room_to_pin(const Record& wanted) const {
 void Engine::unpin(Record* record) noexcept {
   if (record->pins > record->captured && --record->pins == 0) { // a graph's pins are released by `release_capture`
     try {
-      state_.of(record->device).policy->pin(record->id, false);
+      state_.policy_of(*record).pin(record->id, false);
     } catch (...) {
       ++state_.failures;
     }
   }
 }
 
-void Engine::mark_step() {
+void Engine::mark_step(const Frame& frame) {
   const Lock lock(*this);
-  for (Device& device : state_.devices) {
-    if (device.budget) {
-      device.policy->mark_step();
+  for (int index = 0; index < static_cast<int>(state_.devices.size()); ++index) {
+    if (const Loops& loops = state_.of(index).loops; state_.of(index).budget) {
+      loops[loop_of(frame, index)].policy.mark_step();
     }
   }
   if (state_.recorder) {
@@ -283,10 +280,9 @@ ResidencyStatistics Engine::statistics() {
   state_.transfers.collect(state_.statistics);
   ResidencyStatistics now = state_.statistics;
   for (int index = 0; index < static_cast<int>(state_.devices.size()); ++index) {
-    if (const Device& device = state_.of(index); device.policy) {
-      const Policy::Counters counters = device.policy->counters();
-      now.plan_hits += static_cast<std::int64_t>(counters.plan_hits);
-      now.plan_misses += static_cast<std::int64_t>(counters.plan_misses);
+    if (const Device& device = state_.of(index); !device.loops.empty()) {
+      now.plan_hits += static_cast<std::int64_t>(device.loops.plan_hits());
+      now.plan_misses += static_cast<std::int64_t>(device.loops.plan_misses());
       const Stat reserved = state_.memory.statistics(Location::device(index)).reserved_bytes[0];
       const auto staged =
           static_cast<std::int64_t>(device.incoming ? device.incoming->bytes() + device.outgoing->bytes() : 0);
@@ -302,14 +298,18 @@ ResidencyStatistics Engine::statistics() {
   return now;
 }
 
-std::optional<double> Engine::predicted_ms_per_operator() {
+std::optional<double> Engine::predicted_ms_per_operator(const Frame& frame) {
   const Lock lock(*this);
   double longest = 0;
-  for (const Device& device : state_.devices) {
-    if (device.budget && !device.policy->is_settled()) {
+  for (int index = 0; index < static_cast<int>(state_.devices.size()); ++index) {
+    if (!state_.of(index).budget) {
+      continue;
+    }
+    const Policy& policy = state_.of(index).loops[loop_of(frame, index)].policy;
+    if (!policy.is_settled()) {
       return std::nullopt;
     }
-    longest = device.budget ? std::max(longest, device.policy->predicted_ms_per_operator()) : longest;
+    longest = std::max(longest, policy.predicted_ms_per_operator());
   }
   return longest;
 }

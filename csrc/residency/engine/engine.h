@@ -123,6 +123,9 @@ class Engine final : public PressureCallback {
     OperatorKey key = 0;
     const char* name = "";
     int device = -1;
+    std::size_t loop = 0; ///< of the device's
+    const Thread* thread = nullptr; ///< nullptr: the loop is that of the operands. So it is in a backward, whose thread
+                                    ///< works for all threads of the program
     bool planned = false; ///< `begin` told the policy
     bool region = false; ///< see Operator
     bool counted = false; ///< included in Device::running
@@ -138,6 +141,8 @@ class Engine final : public PressureCallback {
       key = 0;
       name = "";
       device = -1;
+      loop = 0;
+      thread = nullptr;
       planned = region = counted = false;
     }
   };
@@ -212,13 +217,15 @@ class Engine final : public PressureCallback {
   /// whatever the budget. Needs a budget, since operators are watched only with one.
   void evict_after_operators(bool on);
 
-  void mark_step();
+  /// \param frame of an operator of the thread that ends a step; likewise below
+  void mark_step(const Frame& frame);
   void start_recording(const std::string& path);
   void stop_recording();
 
   ResidencyStatistics statistics();
-  /// The longest Policy::predicted_ms_per_operator. nullopt until each device with a budget follows a final schedule.
-  std::optional<double> predicted_ms_per_operator();
+  /// The longest Policy::predicted_ms_per_operator of the thread's loops. nullopt until it follows a final schedule on
+  /// each device with a budget.
+  std::optional<double> predicted_ms_per_operator(const Frame& frame);
   void reset_statistics();
 
   /// Returns a violated invariant in words, or nullopt. For tests.
@@ -312,6 +319,7 @@ class Engine final : public PressureCallback {
   bool is_block_being_freed(int device) const;
 
   // operators.cpp
+  std::size_t loop_of(const Frame& frame, int device, std::span<const Operand> operands = {});
   void note_begin(Frame& frame, const Operator& op);
   /// The accesses of the frame's operands on one device: each device has its own policy.
   std::span<const Access> accesses_on(int device, const Frame& frame);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <limits>
 
 namespace torch_uvm {
 
@@ -49,10 +50,26 @@ std::size_t EngineState::bytes_taken(const Record& record) const {
                                         : memory.bytes_taken(record.bytes, record.device);
 }
 
-void EngineState::announce(Record& record) {
-  if (!record.announced) {
+double EngineState::next_use(const Record& record) const {
+  const Loops::Loop& loop = devices[static_cast<std::size_t>(record.device)].loops[record.loop];
+  return loop.runs ? loop.policy.next_use(record.id) : std::numeric_limits<double>::infinity();
+}
+
+void EngineState::announce(Record& record, std::size_t loop) {
+  Loops& loops = of(record.device).loops;
+  if (record.announced && record.loop != loop) {
+    policy_of(record).freed(record.id);
+    if (record.handed_over) {
+      loops.join(record.loop, loop);
+    }
+    record.handed_over = record.loop != Loops::kUnknown;
+    record.loop = loop;
+    policy_of(record).created(record.id, bytes_taken(record));
+    policy_of(record).pin(record.id, record.pins != 0);
+  } else if (!record.announced) {
     record.announced = true;
-    of(record.device).policy->created(record.id, bytes_taken(record));
+    record.loop = loop;
+    policy_of(record).created(record.id, bytes_taken(record));
     if (recorder) {
       recorder->storage(record.id, record.device, record.bytes, record.points_at == Side::kDevice);
     }
@@ -142,10 +159,9 @@ void EngineState::no_longer_ahead(const Record& record) noexcept {
 }
 
 void EngineState::fetch_again(const Record& record) {
-  Device& device = of(record.device);
-  const double next = device.policy->next_use_on_device(record.id);
+  const double next = policy_of(record).next_use_on_device(record.id);
   if (std::isfinite(next)) {
-    device.unforeseen.emplace(operators + static_cast<std::uint64_t>(std::max(next, 0.0)), record.id);
+    of(record.device).unforeseen.emplace(operators + static_cast<std::uint64_t>(std::max(next, 0.0)), record.id);
   }
 }
 

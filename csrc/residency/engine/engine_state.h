@@ -39,8 +39,14 @@ struct EngineState {
   Record* find(StorageId id) const;
   /// Bytes of its block on the device, or of the one that it would get.
   std::size_t bytes_taken(const Record& record) const;
-  /// Tells the policy and the recorder of the storage, once.
-  void announce(Record& record);
+  /// The policy that knows it, or may be told of it.
+  Policy& policy_of(const Record& record) const {
+    return devices[static_cast<std::size_t>(record.device)].loops[record.loop].policy;
+  }
+  /// Policy::next_use; infinity if the storage's loop does not run.
+  double next_use(const Record& record) const;
+  /// Tells the policy of the loop that uses it, and the recorder, once.
+  void announce(Record& record, std::size_t loop);
 
   // Whether an address may change.
 
@@ -72,7 +78,7 @@ struct EngineState {
   /// Whether the latest write-back has finished reading the device copy.
   bool is_read(Record& record);
   OperatorTimer* timer_of(int device) {
-    return device >= 0 ? of(device).timer.get() : nullptr;
+    return device >= 0 && !of(device).loops.empty() ? of(device).loops.current().timer.get() : nullptr;
   }
   /// A scope in which the engine queues work of its own on an operator's stream.
   class Untimed {

@@ -145,22 +145,27 @@ void Engine::queue_unforeseen_fetches(int index) {
   if (device.unforeseen.empty()) {
     return;
   }
-  const auto next_use = [&](StorageId id) { return device.policy->next_use_on_device(id); };
-  const std::uint64_t length = device.policy->step_length();
+  const auto next_use = [&](const Record& record) { return state_.policy_of(record).next_use_on_device(record.id); };
+  const std::uint64_t length = device.loops.step_length();
   const std::uint64_t soon = length == 0 ? kSoon : std::clamp<std::uint64_t>(length / kSoonShare, 1, kSoon);
   while (!device.unforeseen.empty() && device.unforeseen.begin()->first <= state_.operators + soon) {
     const StorageId id = device.unforeseen.extract(device.unforeseen.begin()).mapped();
     const Record* const record = state_.find(id);
-    const double next = next_use(id); // the schedule may have changed
-    if (record == nullptr || record->points_at == Side::kDevice || record->fetching() || !std::isfinite(next)) {
+    if (record == nullptr || record->points_at == Side::kDevice || record->fetching()) {
+      continue;
+    }
+    const double next = next_use(*record); // the schedule may have changed
+    if (!std::isfinite(next)) {
       continue;
     }
     if (next > static_cast<double>(soon)) {
       state_.fetch_again(*record);
       continue;
     }
-    const auto later = std::ranges::find_if(device.pending,
-                                            [&](const Device::Fetch& other) { return next_use(other.storage) > next; });
+    const auto later = std::ranges::find_if(device.pending, [&](const Device::Fetch& pending) {
+      const Record* const other = state_.find(pending.storage);
+      return other == nullptr || next_use(*other) > next;
+    });
     device.pending.insert(later, {id, state_.operators});
     device.pause = 0;
   }

@@ -6,7 +6,6 @@
 #include "residency/engine/relocation_min.h"
 
 namespace torch_uvm {
-
 void Engine::add_operand(Frame& frame, Record* record) {
   record->operand = frame.operands.size();
   frame.operands.push_back(record);
@@ -26,6 +25,19 @@ std::span<const Access> Engine::accesses_on(int device, const Frame& frame) {
   return told_;
 }
 
+std::size_t Engine::loop_of(const Frame& frame, int device, std::span<const Operand> operands) {
+  Loops& loops = state_.of(device).loops;
+  const auto known = std::ranges::find_if(operands, [&](const Operand& operand) {
+    const Record& record = *operand.record;
+    return record.device == device && record.announced && record.loop != Loops::kUnknown;
+  });
+  const std::size_t used = known != operands.end() ? known->record->loop : Loops::kUnknown;
+  if (frame.thread != nullptr) {
+    return loops.of_thread(*frame.thread, used, used != Loops::kUnknown && known->record->handed_over);
+  }
+  return used != Loops::kUnknown ? used : loops.unknown();
+}
+
 void Engine::note_begin(Frame& frame, const Operator& op) {
   Device& device = state_.of(frame.device);
   frame.counted = true;
@@ -41,6 +53,14 @@ void Engine::begin(Frame& frame, const Operator& op, std::span<const Operand> op
                    const std::vector<Stream>& streams) noexcept {
   try {
     ++state_.operators;
+    if (operands.empty()) {
+      look_for_quiet_devices();
+      return;
+    }
+    frame.device = operands.front().record->device;
+    Device& device = state_.of(frame.device);
+    frame.loop = loop_of(frame, frame.device, operands);
+    device.loops.share_budget(state_.operators);
     accesses_.clear();
     for (const Operand& operand : operands) {
       Record& record = *operand.record;
@@ -48,23 +68,18 @@ void Engine::begin(Frame& frame, const Operator& op, std::span<const Operand> op
         accesses_[record.operand].writes |= operand.writes;
         continue;
       }
-      state_.announce(record);
+      state_.announce(record, record.device == frame.device ? frame.loop : record.loop);
       record.last_use = state_.operators;
       accesses_.push_back({record.id, operand.writes}); // same order as frame.operands
       state_.of(record.device).last_stream = streams[static_cast<std::size_t>(record.device)];
       add_operand(frame, &record);
     }
-    if (frame.operands.empty()) {
-      look_for_quiet_devices();
-      return;
-    }
-    frame.device = frame.operands.front()->device;
     note_begin(frame, op);
-    Device& device = state_.of(frame.device);
     frame.region = op.region;
     device.regions += op.region ? 1 : 0;
     frame.planned = true;
-    const Decision& decision = device.policy->begin(op.key, accesses_on(frame.device, frame), op.in_place_ok);
+    const Decision& decision =
+        device.loops.go_to(frame.loop).policy.begin(op.key, accesses_on(frame.device, frame), op.in_place_ok);
     std::span<const std::size_t> births = decision.births;
     const std::size_t guess = decision.guess;
     // A compiled graph's temporary bytes are many blocks, which need no contiguous room.
@@ -169,7 +184,7 @@ void Engine::begin_nested(Frame& frame, std::span<const Operand> operands,
     for (const Operand& operand : operands) {
       Record& record = *operand.record;
       if (!frame.uses(record)) { // it may be in use by another thread's operator, which may end first
-        state_.announce(record);
+        state_.announce(record, record.loop);
         add_operand(frame, &record);
         copies_.mark_use(record, operand.writes);
         try {
@@ -202,7 +217,7 @@ void Engine::begin_nested(Frame& frame, std::span<const Operand> operands,
 
 bool Engine::choose_in_place(Record& record, const Operator& op) {
   Device& device = state_.of(record.device);
-  if (record.captured != 0 || device.policy->use_in_place(record.id)) {
+  if (record.captured != 0 || state_.policy_of(record).use_in_place(record.id)) {
     return true;
   }
   if (!op.in_place_ok || record.fetching()) {
@@ -229,6 +244,7 @@ void Engine::created(Frame& frame, Record* record, const std::vector<Stream>& st
     record->last_use = state_.operators;
     record->streams.assign(1, streams[static_cast<std::size_t>(record->device)]);
     record->announced = true; // `end` tells the policy, as created
+    record->loop = frame.planned && record->device == frame.device ? frame.loop : 0;
     frame.births.emplace_back(record->id, state_.bytes_taken(*record));
   } catch (...) {
     ++state_.failures;
@@ -255,7 +271,7 @@ void Engine::end(Frame& frame) noexcept {
         return false;
       }
       record->announced = false; // created on another device, whose own policy must know it
-      state_.announce(*record);
+      state_.announce(*record, record->loop);
       return true;
     });
     if (device < 0 || !state_.watches(device)) {
@@ -266,7 +282,11 @@ void Engine::end(Frame& frame) noexcept {
         // PyTorch excludes the autograd keys around all of them, so each may be nested in an unwatched operator.
         count_since_wake(device, /*surely_outermost=*/false);
       }
-      const Decision& decision = state_.of(device).policy->begin(frame.key, {}, false);
+      frame.loop = loop_of(frame, device);
+      for (const auto& [id, bytes] : frame.births) {
+        state_.find(id)->loop = frame.loop;
+      }
+      const Decision& decision = state_.of(device).loops.go_to(frame.loop).policy.begin(frame.key, {}, false);
       if (state_.of(device).timed) {
         state_.of(device).time_operator(state_.runtime, decision, frame.key);
       }
@@ -283,7 +303,7 @@ void Engine::end(Frame& frame) noexcept {
       state_.recorder->resident(device, state_.allocated_bytes(device));
     }
     const EngineState::OwnTime own(state_, device);
-    const Decision& decision = state_.of(device).policy->end(frame.births, workspace);
+    const Decision& decision = state_.of(device).loops.go_to(frame.loop).policy.end(frame.births, workspace);
     if (state_.of(device).quiescent) {
       follow(decision, device);
     }

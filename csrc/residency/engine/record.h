@@ -54,7 +54,9 @@ struct alignas(128) Record {
   bool retiring = false; ///< scheduled for eviction; a write-back was started if the device copy was dirty
   bool collective = false; ///< last used by a collective, which may still run on its own stream
   bool dead = false;
-  bool announced = false; ///< the policy knows the storage
+  bool announced = false; ///< the policy of `loop` knows the storage
+  bool handed_over = false; ///< by one loop to another
+  std::size_t loop = 0; ///< of the device's
   std::uint64_t last_use = 0; ///< in the engine's count of operators
   std::uint64_t write_back = 0; ///< sequence number of its latest write-back on the device
   std::uint64_t retirement = 0; ///< sequence number of its latest retirement on the device

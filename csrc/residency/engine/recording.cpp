@@ -66,7 +66,7 @@ void Engine::stop_recording() {
 // so that it works without gaps behind that. With transfers this would change what is recorded.
 void Engine::let_host_get_ahead(const Device& device) noexcept {
   const AccessRecorder::Counts& counts = state_.recorder->counts();
-  const std::uint64_t loop = device.policy->step_length();
+  const std::uint64_t loop = device.loops.step_length();
   if (loop == 0 || counts.operators < 2 * loop || counts.transfers != 0 || counts.holds >= kMaxHolds) {
     return;
   }

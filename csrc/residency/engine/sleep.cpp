@@ -52,9 +52,9 @@ void Engine::become_idle_if_quiet(int index) {
   }
   const unsigned doublings = std::min(quiet.idle_periods, kMaxDoublings);
   if (state_.operators - quiet.still_since < kStill << doublings) {
-    const std::uint64_t length = device.policy->step_length();
+    const std::uint64_t length = device.loops.step_length();
     const std::uint64_t quietly = state_.operators - quiet.since;
-    const std::uint64_t misses = device.policy->counters().plan_misses;
+    const std::uint64_t misses = device.loops.plan_misses();
     if (length == 0 || quietly < length * (kQuietSteps << doublings)) {
       return;
     }

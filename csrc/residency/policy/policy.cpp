@@ -24,6 +24,7 @@ void Policy::set_options(const PolicyOptions& options) {
 
 void Policy::created(StorageId storage, std::size_t bytes) {
   if (StorageState* known = storages_.find(storage)) {
+    bytes_ = bytes_ - known->bytes + bytes;
     known->bytes = bytes;
   } else {
     created_now(storage, bytes, /*found=*/true);
@@ -34,6 +35,7 @@ void Policy::freed(StorageId storage) {
   if (const StorageState* known = storages_.find(storage)) {
     log_.log_free(storage);
     matcher_.freed(*known);
+    bytes_ -= known->bytes;
     storages_.erase(storage);
   }
 }
@@ -50,6 +52,8 @@ StorageState& Policy::created_now(StorageId storage, std::size_t bytes, bool fou
   state.found = found;
   state.bytes = bytes;
   state.created_at = log_.latest();
+  bytes_ += bytes;
+  peak_bytes_ = std::max(peak_bytes_, bytes_);
   log_.log_creation({storage, bytes});
   matcher_.created(storage, state, created_++);
   return state;

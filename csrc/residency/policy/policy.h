@@ -87,6 +87,10 @@ class Policy {
   bool is_settled() const;
   /// Milliseconds that an operator takes in the mean, as the schedule of the latest operator predicts; 0: not known.
   double predicted_ms_per_operator() const;
+  /// The most bytes that its storages have had together.
+  std::size_t peak_bytes() const {
+    return peak_bytes_;
+  }
   /// Number of operators that have begun.
   std::uint64_t operators() const {
     return log_.latest();
@@ -144,6 +148,8 @@ class Policy {
   PolicyOptions options_;
   std::uint64_t options_version_ = 1;
   IdMap<scheduling::StorageState> storages_;
+  std::size_t bytes_ = 0; ///< of `storages_`
+  std::size_t peak_bytes_ = 0;
   scheduling::OperatorLog log_;
   scheduling::Matcher matcher_;
   Counters counters_;

@@ -70,6 +70,7 @@ std::unique_ptr<Region> Region::enter(Engine& engine, std::uint64_t key, const c
   region->seen_ = true;
   mine.running = &region->frame_;
   region->frame_.key = key;
+  region->frame_.thread = mine.program_thread();
   Engine::Operator op;
   op.key = key;
   op.name = name;

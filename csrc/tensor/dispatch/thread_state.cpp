@@ -1,7 +1,10 @@
 #include "tensor/dispatch/thread_state.h"
 
+#include <torch/csrc/autograd/graph_task.h>
+
 #include <atomic>
 
+#include "tensor/dispatch/deferred_updates.h"
 #include "tensor/process/process_engine.h"
 
 namespace torch_uvm {
@@ -11,6 +14,10 @@ std::atomic<int> kernels_running{0};
 std::atomic<bool> counts_kernels{false}; // true on the emulated accelerator, whose kernels are all counted
 
 } // namespace
+
+const Thread* ThreadState::program_thread() const noexcept {
+  return torch::autograd::get_current_graph_task_id() >= 0 || runs_deferred_update() ? nullptr : &thread;
+}
 
 ThreadState& this_thread() noexcept {
   thread_local ThreadState state;

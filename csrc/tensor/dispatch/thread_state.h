@@ -37,9 +37,18 @@ struct ThreadState {
   CurrentStreams streams;
   SentBy sent_by{}; ///< of the collective that began last
   ObservedOperators known;
+  const Thread thread = std::make_shared<char>();
 
+  /// Engine::Frame::thread, of what the thread begins now.
+  const Thread* program_thread() const noexcept;
+  /// `frame`, as of now.
+  const Engine::Frame& now() noexcept {
+    frame.thread = program_thread();
+    return frame;
+  }
   void begin_outermost(const at::RecordFunction& function, const ObservedOperator& op) {
     frame.reset();
+    frame.thread = program_thread();
     frame.key = op.key();
     frame.name = op.name().c_str(); // elements of `known` do not move
     outermost = &function;
