@@ -1,4 +1,4 @@
-"""Each thread that trains or evaluates has a loop of its own, with a schedule of its own and a share of the budget."""
+"""Each thread that trains or evaluates has a loop of its own, with a schedule and a share of the budget."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def planned(work: Callable[[], None]) -> float:
     hits, misses = (after[key] - before[key] for key in ("plan_hits", "plan_misses"))
     assert after["over_budget"] == before["over_budget"]
     assert after["failures"] == before["failures"]
-    return float(hits) / (hits + misses)
+    return float(hits / (hits + misses))
 
 
 @pytest.mark.parametrize("optimizer", ["in_place", "deferred"])
@@ -110,7 +110,8 @@ def test_threads_of_a_pool_that_use_one_model_share_a_loop() -> None:
 
     @torch.no_grad()
     def infer(_: int) -> Tensor:
-        return model(batch).cpu()
+        result: Tensor = model(batch)
+        return result.cpu()
 
     expected = infer(0)
     with ThreadPoolExecutor(3) as pool:
