@@ -240,7 +240,7 @@ class Player {
       die(id);
     }
     for (unsigned mark = 0; mark < op.marks; ++mark) {
-      engine_.mark_step();
+      engine_.mark_step({});
     }
   }
 

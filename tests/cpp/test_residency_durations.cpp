@@ -29,7 +29,8 @@ PolicyOptions timed_options() {
 
 struct TimedDevice : Device {
   TimedDevice() {
-    policy = std::make_unique<Policy>(timed_options());
+    loops.start();
+    loops.set_options(timed_options());
     last_stream = kStream;
   }
 };
@@ -51,8 +52,8 @@ class Loop {
       const Access access{weight, true};
       device.time_operator(runtime_, policy.begin(weight, {&access, 1}, false), weight);
       const bool slow = in_place && weight == 3;
-      if (slow && device.timer) {
-        device.timer->isolate();
+      if (slow && device.loops.current().timer) {
+        device.loops.current().timer->isolate();
       }
       runtime_.host_waits_until(runtime_.run(kStream, slow ? 60 : static_cast<double>(weight)));
       policy.end({}, 0);
@@ -75,7 +76,7 @@ class Loop {
 
  public:
   TimedDevice device;
-  Policy& policy = *device.policy;
+  Policy& policy = device.loops.current().policy;
 };
 
 } // namespace
@@ -89,7 +90,7 @@ TEST(the_policy_learns_what_operators_take) {
   CHECK(loop.policy.counters().following);
   // Groups of up to 16 operators are longer than an iteration, so that times between iterations count, too.
   CHECK(loop.iteration_ms() > 5.9 && loop.iteration_ms() < 6.6);
-  CHECK(loop.device.timer == nullptr); // it has stopped
+  CHECK(loop.device.loops.current().timer == nullptr); // it has stopped
 }
 
 /// A schedule that gave each a share by its bytes would start transfers too late, or count on too much time.
@@ -135,7 +136,7 @@ struct Pace {
 std::vector<scheduling::Iteration::Op> timed_at(const Pace& pace) {
   play::PacedRuntime runtime{CostProfile::named("h200")};
   TimedDevice device;
-  Policy& policy = *device.policy;
+  Policy& policy = device.loops.current().policy;
   for (int iteration = 0; iteration < 40; ++iteration) {
     for (StorageId weight = 1; weight <= 3; ++weight) {
       if (iteration == 0) {
@@ -145,8 +146,8 @@ std::vector<scheduling::Iteration::Op> timed_at(const Pace& pace) {
       device.time_operator(runtime, policy.begin(weight, {&access, 1}, false), weight);
       runtime.run(kStream, pace.device_ms);
       runtime.pass_on_host(pace.program_ms + pace.engine_ms);
-      if (device.timer) {
-        device.timer->engine_took(pace.engine_ms);
+      if (device.loops.current().timer) {
+        device.loops.current().timer->engine_took(pace.engine_ms);
       }
       policy.end({}, 0);
     }
@@ -178,10 +179,10 @@ TEST(nothing_is_timed_before_an_operator_has_run_on_the_device) {
   Decision decision;
   decision.wants_durations = true;
   device.time_operator(runtime, decision, 1);
-  CHECK(device.timer == nullptr);
+  CHECK(device.loops.current().timer == nullptr);
   device.last_stream = kStream;
   device.time_operator(runtime, decision, 1);
-  CHECK(device.timer != nullptr);
+  CHECK(device.loops.current().timer != nullptr);
 }
 
 /// Its kernels take time, and it has not reached an event when the host looks again at once.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
+import threading
 import weakref
 
 import torch
@@ -18,7 +19,8 @@ SETTLING = 7
 LONGEST_SETTLING = 60
 #: Steps that are timed.
 MEASURED = 7
-#: Steps in a row of another optimizer after which that one counts: the first is alive, but no longer used.
+#: Steps in a row of another optimizer after which that one counts: the first is alive, but no longer used. Another
+#: thread may take many while the first one is under way: those after LONGEST_SETTLING count.
 OTHERS = 4
 #: Steps in place that end their trial if each takes longer than deferred ones.
 ENOUGH = 2
@@ -48,6 +50,7 @@ class Trial:
         self._return()
         self.decided = False
         self._optimizer = None if optimizer is None else weakref.ref(optimizer)
+        self._thread = threading.get_ident()
         self._total = 0  # steps since the first deferred one
         self._step = 0  # of this kind of update
         self._other: weakref.ref[Optimizer] | None = None  # took the latest step, if not this one
@@ -86,7 +89,7 @@ class Trial:
         """Whether another optimizer than the counted one counts from now on: only it has stepped lately."""
         same = self._other is not None and self._other() is optimizer
         self._other, self._others = weakref.ref(optimizer), self._others + 1 if same else 1
-        if self._others < OTHERS:
+        if self._others < (OTHERS if self._thread == threading.get_ident() else LONGEST_SETTLING):
             return False
         self._start(optimizer)
         return True
