@@ -19,8 +19,8 @@ SETTLING = 7
 LONGEST_SETTLING = 60
 #: Steps that are timed.
 MEASURED = 7
-#: Steps in a row of another optimizer after which that one counts: the first is alive, but no longer used. Another
-#: thread may take many while the first one is under way: those after LONGEST_SETTLING count.
+#: Steps in a row of another optimizer after which that one counts: the first is alive, but no longer used.
+#: Another thread may take many while the first one is under way: LONGEST_SETTLING count there.
 OTHERS = 4
 #: Steps in place that end their trial if each takes longer than deferred ones.
 ENOUGH = 2
