@@ -126,6 +126,19 @@ def test_threads_of_a_pool_that_use_one_model_share_a_loop() -> None:
     assert planned(by_one_thread) > PLANNED
 
 
+def test_a_new_thread_may_run_the_loop_that_others_have_left_to_share_one() -> None:
+    torch_uvm.enable(budget=7 * BUDGET, optimizer="in_place")
+    shared = Training(0)
+    for _ in range(2):
+        together(lambda: shared.run(4))
+        shared.run(4)
+    new = Training(1)
+    together(lambda: new.run(10))
+    before = torch_uvm.stats()["fetched"]["bytes"]
+    together(lambda: new.run(10))
+    assert torch_uvm.stats()["fetched"]["bytes"] == before, "it fits"
+
+
 def test_a_loop_gets_the_whole_budget_when_the_other_has_ended() -> None:
     torch_uvm.enable(budget=7 * BUDGET, optimizer="in_place")
     first, second = Training(0), Training(1)

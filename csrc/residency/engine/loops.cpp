@@ -11,15 +11,16 @@ constexpr std::size_t kNearlyEqual = 16; // a share that differs by less than 1/
 
 } // namespace
 
-void Loops::add() {
-  loops_.push_back(std::make_unique<Loop>());
-  loops_.back()->policy.set_options(options_);
-  loops_.back()->budget = options_.budget;
+std::unique_ptr<Loops::Loop> Loops::make() const {
+  auto loop = std::make_unique<Loop>();
+  loop->policy.set_options(options_);
+  loop->budget = options_.budget;
+  return loop;
 }
 
 void Loops::start() {
   if (empty()) {
-    add();
+    loops_.push_back(make());
   }
 }
 
@@ -44,7 +45,7 @@ std::size_t Loops::of_thread(const Thread& thread, std::size_t used, bool shared
   std::size_t loop = used;
   for (std::size_t other = 0; !shared && !is_free(loop); ++other) {
     while (other >= size()) {
-      add();
+      loops_.push_back(make());
     }
     loop = other;
   }
@@ -58,7 +59,7 @@ void Loops::join(std::size_t from, std::size_t to) {
   }
   joined_.plan_hits += loops_[from]->policy.counters().plan_hits;
   joined_.plan_misses += loops_[from]->policy.counters().plan_misses;
-  loops_[from] = std::make_unique<Loop>(); // its storages follow as they are used
+  loops_[from] = make(); // its storages follow as they are used
 }
 
 void Loops::share_budget(std::uint64_t now) {

@@ -78,7 +78,7 @@ class Loops {
     std::size_t loop;
   };
 
-  void add();
+  std::unique_ptr<Loop> make() const;
   bool is_free(std::size_t loop) const;
   std::uint64_t sum(std::uint64_t Policy::Counters::* counter) const;
 
