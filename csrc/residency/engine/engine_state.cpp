@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <limits>
 
 namespace torch_uvm {
 
@@ -48,11 +47,6 @@ Record* EngineState::find(StorageId id) const {
 std::size_t EngineState::bytes_taken(const Record& record) const {
   return record.device_block != nullptr ? memory.bytes(record.device_block)
                                         : memory.bytes_taken(record.bytes, record.device);
-}
-
-double EngineState::next_use(const Record& record) const {
-  const Loops::Loop& loop = devices[static_cast<std::size_t>(record.device)].loops[record.loop];
-  return loop.runs ? loop.policy.next_use(record.id) : std::numeric_limits<double>::infinity();
 }
 
 void EngineState::announce(Record& record, std::size_t loop) {

@@ -43,8 +43,6 @@ struct EngineState {
   Policy& policy_of(const Record& record) const {
     return devices[static_cast<std::size_t>(record.device)].loops[record.loop].policy;
   }
-  /// Policy::next_use; infinity if the storage's loop does not run.
-  double next_use(const Record& record) const;
   /// Tells the policy of the loop that uses it, and the recorder, once.
   void announce(Record& record, std::size_t loop);
 

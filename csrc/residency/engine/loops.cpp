@@ -53,6 +53,19 @@ std::size_t Loops::of_thread(const Thread& thread, std::size_t used, bool shared
   return loop;
 }
 
+std::size_t Loops::unknown() const {
+  std::size_t only = size() == 1 ? 0 : kUnknown;
+  for (const Runner& runner : runners_) {
+    if (!runner.thread.expired() && runner.loop != only) {
+      if (only != kUnknown) {
+        return kUnknown;
+      }
+      only = runner.loop;
+    }
+  }
+  return only;
+}
+
 void Loops::join(std::size_t from, std::size_t to) {
   for (Runner& runner : runners_) {
     runner.loop = runner.loop == from ? to : runner.loop;
@@ -71,8 +84,11 @@ void Loops::share_budget(std::uint64_t now) {
   double all = 0;
   for (const auto& loop : loops_) {
     const std::uint64_t before = std::exchange(loop->operators, loop->policy.operators());
-    loop->runs = before != loop->operators;
-    needs.push_back(loop->runs ? static_cast<double>(loop->policy.peak_bytes()) : 0);
+    const bool runs = before != loop->operators;
+    needs.push_back(runs ? static_cast<double>(loop->policy.peak_bytes()) : 0);
+    if (!runs) {
+      loop->policy.stop();
+    }
     all += needs.back();
   }
   for (std::size_t index = 0; index < loops_.size(); ++index) {

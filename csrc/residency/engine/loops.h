@@ -24,14 +24,11 @@ class Loops {
         timer; ///< of single operators, which it reports to the policy; nullptr: none is timed
     std::size_t budget = 0; ///< that the policy plans for
     std::uint64_t operators = 0; ///< begun when the budget was last shared
-    bool runs = true; ///< it has begun some between the last two times
   };
 
-  /// Of operators in a backward whose operands no loop has used, if there are several.
+  /// Of operators in a backward whose operands no loop has used, if threads that are alive run several.
   static constexpr std::size_t kUnknown = 1;
-  std::size_t unknown() const {
-    return size() == 1 ? 0 : kUnknown;
-  }
+  std::size_t unknown() const;
 
   bool empty() const {
     return loops_.empty();
@@ -58,7 +55,7 @@ class Loops {
   }
   /// Threads of loop `from` run loop `to` from now on.
   void join(std::size_t from, std::size_t to);
-  /// Gives each loop that runs a share of the budget, by what it needs, now and then.
+  /// Gives each loop that has run a share of the budget, by what it needs, now and then. Stops the others.
   /// \param now number of operators begun
   void share_budget(std::uint64_t now);
 

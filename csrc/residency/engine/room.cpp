@@ -61,11 +61,12 @@ double Room::cost_of(const Record& record, Need need) {
 
 bool Room::is_unused_by_step(const Record& record) const {
   const std::uint64_t step = state_.devices[static_cast<std::size_t>(record.device)].loops.step_length();
-  return step != 0 && state_.operators - record.last_use > step && !std::isfinite(state_.next_use(record));
+  return step != 0 && state_.operators - record.last_use > step &&
+         !std::isfinite(state_.policy_of(record).next_use(record.id));
 }
 
 double Room::soonness(const Record& record) {
-  const double next = state_.next_use(record);
+  const double next = state_.policy_of(record).next_use(record.id);
   // If no next use is known, fall back to LRU.
   const double distance = std::isfinite(next) ? next : static_cast<double>(state_.operators - record.last_use);
   return 1.0 / (1.0 + distance);

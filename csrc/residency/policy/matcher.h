@@ -84,6 +84,11 @@ class Matcher {
   /// matched.
   unsigned unproven(std::uint64_t options) const;
 
+  /// Follows no schedule until operators match one again.
+  void lose() {
+    current_ = nullptr;
+    matched_ = false;
+  }
   enum class Match { kMatched, kResynchronised, kMissed, kLost };
   Match begin(OperatorKey key, std::span<const SeenOperand> operands, std::uint64_t now);
   /// A storage was created in or after the latest operator, as number `place` (from 0) since the operator began.

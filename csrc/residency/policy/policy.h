@@ -72,6 +72,11 @@ class Policy {
     step_ended_ = true; // what the step leaves is freed until the next operator: gradients, by zero_grad
   }
 
+  /// The program has stopped for now: no use is scheduled until its operators match a schedule again.
+  void stop() {
+    matcher_.lose();
+  }
+
   /// Number of operators from the latest one to the storage's next scheduled use. Infinity if none is known.
   double next_use(StorageId storage) const;
   /// The same if the schedule has the next use on the device. Infinity if it is on the host or none is known.
