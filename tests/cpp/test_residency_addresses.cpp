@@ -11,8 +11,12 @@ using namespace residency;
 /// An operator from its begin to its end.
 class Running {
  public:
-  Running(Rig& rig, OperatorKey key, const std::vector<Storage*>& used, bool in_place_ok = false) : rig_(rig) {
+  /// \param thread of the program; nullptr: it is in a backward
+  Running(Rig& rig, OperatorKey key, const std::vector<Storage*>& used, bool in_place_ok = false,
+          const Thread* thread = nullptr)
+      : rig_(rig) {
     frame_.key = key;
+    frame_.thread = thread;
     const Engine::Lock lock(rig.engine);
     rig.engine.begin(frame_, {key, "test", in_place_ok, false, false}, operands(used), rig.streams);
   }
@@ -103,6 +107,33 @@ TEST(a_nested_operators_operand_stays_after_another_thread_ends) {
     rig.make(number);
     CHECK(number < 100);
   }
+  rig.check_engine();
+}
+
+TEST(a_result_seen_first_by_a_nested_operator_belongs_to_the_loop_of_the_outer_one) {
+  Rig rig;
+  const Thread threads[] = {std::make_shared<char>(), std::make_shared<char>()};
+  Storage& first = rig.make(1);
+  Storage& second = rig.make(2);
+  { const Running forward(rig, 50, {&first}, false, &threads[0]); }
+  { const Running forward(rig, 51, {&second}, false, &threads[1]); }
+  const std::size_t loop = second.record->loop;
+  CHECK(loop != first.record->loop);
+  rig.storages.push_back(std::make_unique<Storage>());
+  Storage& result = *rig.storages.back();
+  {
+    Running backward(rig, 52, {&second});
+    result.block = rig.memory.allocate(kBytes, Location::device(0), kStream);
+    result.ptr = static_cast<unsigned char*>(rig.memory.data(result.block));
+    {
+      const Engine::Lock lock(rig.engine);
+      result.record = rig.engine.adopt(result.block, 0, &result);
+    }
+    backward.begin_nested({&result});
+  }
+  { const Running backward(rig, 53, {&result, &second}); }
+  CHECK_EQ(result.record->loop, loop);
+  CHECK_EQ(second.record->loop, loop);
   rig.check_engine();
 }
 

@@ -210,7 +210,7 @@ void Engine::materialise(Record* record, Stream stream) {
 }
 
 void Engine::count_pin(Record& record) {
-  state_.announce(record, record.loop);
+  state_.announce(record);
   if (record.pins == 0) {
     state_.policy_of(record).pin(record.id, true);
   }

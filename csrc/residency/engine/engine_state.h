@@ -45,6 +45,10 @@ struct EngineState {
   }
   /// Tells the policy of the loop that uses it, and the recorder, once.
   void announce(Record& record, std::size_t loop);
+  /// The same where no loop uses it as its own.
+  void announce(Record& record) {
+    announce(record, record.announced ? record.loop : of(record.device).loops.unknown());
+  }
 
   // Whether an address may change.
 

@@ -68,7 +68,11 @@ void Engine::begin(Frame& frame, const Operator& op, std::span<const Operand> op
         accesses_[record.operand].writes |= operand.writes;
         continue;
       }
-      state_.announce(record, record.device == frame.device ? frame.loop : record.loop);
+      if (record.device == frame.device) {
+        state_.announce(record, frame.loop);
+      } else {
+        state_.announce(record);
+      }
       record.last_use = state_.operators;
       accesses_.push_back({record.id, operand.writes}); // same order as frame.operands
       state_.of(record.device).last_stream = streams[static_cast<std::size_t>(record.device)];
@@ -184,7 +188,11 @@ void Engine::begin_nested(Frame& frame, std::span<const Operand> operands,
     for (const Operand& operand : operands) {
       Record& record = *operand.record;
       if (!frame.uses(record)) { // it may be in use by another thread's operator, which may end first
-        state_.announce(record, record.loop);
+        if (frame.planned && record.device == frame.device && !record.announced) { // a result, before `created`
+          state_.announce(record, frame.loop);
+        } else {
+          state_.announce(record);
+        }
         add_operand(frame, &record);
         copies_.mark_use(record, operand.writes);
         try {
@@ -271,7 +279,7 @@ void Engine::end(Frame& frame) noexcept {
         return false;
       }
       record->announced = false; // created on another device, whose own policy must know it
-      state_.announce(*record, record->loop);
+      state_.announce(*record);
       return true;
     });
     if (device < 0 || !state_.watches(device)) {
