@@ -34,6 +34,15 @@ TEST(a_block_in_the_way_of_a_large_request_is_relocated) {
   rig.check_engine();
 }
 
+void check_among_small(Rig& rig, const std::vector<Block*>& blocks) {
+  for (const SegmentInfo& segment : rig.memory.snapshot()) {
+    for (Block* const block : blocks) {
+      const auto at = reinterpret_cast<std::uintptr_t>(rig.memory.data(block));
+      CHECK(segment.kind == PoolKind::kSmall || at < segment.address || at >= segment.address + segment.bytes);
+    }
+  }
+}
+
 /// In a large segment, a block that never moves would split what could be one range.
 TEST(a_storage_that_moves_leaves_a_small_one_its_place_among_small_ones) {
   Rig rig;
@@ -46,17 +55,33 @@ TEST(a_storage_that_moves_leaves_a_small_one_its_place_among_small_ones) {
   for (int number = 0; number < 4; ++number) {
     small.push_back(rig.memory.allocate(128 * KiB, Location::device(0), kStream)); // too small to move
   }
-  for (const SegmentInfo& segment : rig.memory.snapshot()) {
-    for (Block* const block : small) {
-      const auto at = reinterpret_cast<std::uintptr_t>(rig.memory.data(block));
-      CHECK(segment.kind == PoolKind::kSmall || at < segment.address || at >= segment.address + segment.bytes);
-    }
-  }
+  check_among_small(rig, small);
   CHECK_EQ(rig.engine.statistics().written_back.count, 1);
   for (const auto& storage : rig.storages) {
     rig.run(40, {storage.get()}, false, [&] { Rig::check(*storage); });
     CHECK(storage->block != nullptr);
   }
+  for (Block* const block : small) {
+    rig.memory.free(block);
+  }
+  rig.check_engine();
+}
+
+TEST(a_storage_that_moves_gives_back_the_segment_that_was_left_for_small_ones) {
+  Rig rig;
+  rig.engine.set_budget(0, 128 * MiB + 4 * kSlot);
+  while (rig.reserved() < static_cast<std::int64_t>(128 * MiB)) { // the last has what a segment of 126 MiB leaves
+    rig.make(static_cast<unsigned char>(rig.storages.size() + 1));
+  }
+  Storage& last = *rig.storages.back();
+  std::vector<Block*> small;
+  for (int number = 0; number < 16; ++number) {
+    small.push_back(rig.memory.allocate(128 * KiB, Location::device(0), kStream)); // too small to move
+  }
+  check_among_small(rig, small);
+  CHECK(last.block == nullptr);
+  CHECK_EQ(rig.engine.statistics().written_back.count, 1);
+  Rig::check(last);
   for (Block* const block : small) {
     rig.memory.free(block);
   }

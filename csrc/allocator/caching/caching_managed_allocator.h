@@ -64,8 +64,12 @@ class PressureCallback {
   /// Frees `bytes` of contiguous memory for a block of `home` that `stream` will use first. Returns true if a retry is
   /// worthwhile. Called again, a bounded number of times, if the retry fails: another thread may have taken the memory.
   virtual bool make_room(std::size_t bytes, Location home, Stream stream) = 0;
-  /// Called for a small request under a cap that finds no place in the segments of small requests. Moves others out of
-  /// them if this block will never move, which would split a large segment. Returns true if a retry is worthwhile.
+  /// Whether blocks of this size are never moved: in a large segment they split what could be one range.
+  virtual bool never_moves(std::size_t /*bytes*/) const {
+    return false;
+  }
+  /// Called for a small request under a cap that will never move and finds no place in the segments of small requests.
+  /// Moves others out of them, or out of one that may become one of them. Returns true if a retry is worthwhile.
   virtual bool make_room_among_small(std::size_t /*bytes*/, Location /*home*/, Stream /*stream*/) {
     return false;
   }
@@ -232,7 +236,8 @@ class CachingManagedAllocator {
 
   /// The tags of the blocks of the device's segments that together have at least `bytes`, and cost the least to empty,
   /// as far as there are any. \throws InvalidArgument
-  std::vector<void*> min_cost_segments(std::size_t bytes, int device, const BlockCost& cost) const;
+  /// \param for_small only among those that took what is left for segments of small requests
+  std::vector<void*> min_cost_segments(std::size_t bytes, int device, bool for_small, const BlockCost& cost) const;
 
   /// Min-cost eviction range: the cheapest contiguous blocks of a device's segments whose eviction frees `bytes` in one
   /// piece. Returns the tags of the allocated ones, lowest address first. If no segment can hold `bytes`, returns all

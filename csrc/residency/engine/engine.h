@@ -234,6 +234,7 @@ class Engine final : public PressureCallback {
   // pressure.cpp, explain.cpp: what the allocator calls when memory runs short.
 
   bool make_room(std::size_t bytes, Location home, Stream stream) override;
+  bool never_moves(std::size_t bytes) const override;
   bool make_room_among_small(std::size_t bytes, Location home, Stream stream) override;
   bool may_exceed(std::size_t bytes, Location home) override;
   void waits_for_memory(Stream stream, const std::function<void()>& queue) override;

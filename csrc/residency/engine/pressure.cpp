@@ -86,13 +86,16 @@ bool Engine::is_block_being_freed(int device) const {
   return false;
 }
 
+bool Engine::never_moves(std::size_t bytes) const {
+  return bytes < relocation_min();
+}
+
 bool Engine::make_room_among_small(std::size_t bytes, Location home, Stream stream) {
-  if (home.is_host() || bytes >= relocation_min()) {
-    return false;
-  }
   const Lock lock(*this);
   try {
-    return state_.of(home.index).budget && room_.evict_first_fit(bytes, home.index, /*among_small=*/true, stream);
+    return state_.of(home.index).budget &&
+           (room_.evict_first_fit(bytes, home.index, /*among_small=*/true, stream) ||
+            room_.evict_segment(bytes, home.index, stream));
   } catch (...) {
     return false; // it finds another place
   }

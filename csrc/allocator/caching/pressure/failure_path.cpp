@@ -1,7 +1,8 @@
 // What is tried before OutOfMemory is raised. The first step that helps ends the list.
 //
 //   refused by the limit, the host or the runtime | refused by the device's cap
-//   1. wait for pending frees                     | 1. if small: move others out of segments of small requests
+//   1. wait for pending frees                     | 1. if small: move others out of segments of small requests, and
+//                                                 |    out of those that took what is left for such segments
 //   2. release cached segments                    | 2. merge free neighbours
 //   3. merge free neighbours                      | 3. release unused segments of the device
 //   4. memory-pressure callback (evicts, if the   | 4. memory-pressure callback
@@ -25,7 +26,7 @@
 namespace torch_uvm {
 namespace {
 
-constexpr unsigned kMostDoublings = 10; // of the small requests between two searches that find nothing
+constexpr unsigned kMostDoublings = 4; // of the small requests between two searches that find nothing
 
 } // namespace
 
@@ -72,7 +73,8 @@ Block* CachingManagedAllocator::State::allocate_under_pressure(const Request& re
 
 Block* CachingManagedAllocator::State::from_small_segments(const Request& request, Lock& lock) {
   PressureCallback* const callback = pressure_callback;
-  if (request.kind != SizeClass::kSmall || !cap_of(request.home) || callback == nullptr) {
+  if (request.kind != SizeClass::kSmall || !cap_of(request.home) || callback == nullptr ||
+      !callback->never_moves(request.bytes)) {
     return nullptr;
   }
   DeviceCap& budget = caps[static_cast<std::size_t>(request.home.index)];
@@ -87,6 +89,7 @@ Block* CachingManagedAllocator::State::from_small_segments(const Request& reques
         break;
       }
     }
+    heap.give_to_small(request.home, left_for_small(request.home, SizeClass::kLarge, 0));
     const auto run = heap.first_run(request.bytes, request.home, /*among_small=*/true);
     if (Block* const block = run ? take_run(*run, request, lock) : nullptr) {
       budget.small_failures = 0;

@@ -251,14 +251,16 @@ std::optional<std::vector<void*>> CachingManagedAllocator::min_cost_range_near(s
   return tags;
 }
 
-std::vector<void*> CachingManagedAllocator::min_cost_segments(std::size_t bytes, int device,
+std::vector<void*> CachingManagedAllocator::min_cost_segments(std::size_t bytes, int device, bool for_small,
                                                               const BlockCost& cost) const {
   const State& state = *state_;
   state.check_device(device);
   const std::lock_guard lock(state.mutex);
+  const Location home = Location::device(device);
+  const std::size_t most = for_small ? state.left_for_small(home, SizeClass::kLarge, 0) : kLargestRequest;
   std::vector<Candidate> candidates;
   for (const auto& [address, segment] : state.heap.segments()) {
-    if (segment.home != Location::device(device)) {
+    if (segment.home != home || segment.bytes > most || (for_small && segment.size_class == SizeClass::kSmall)) {
       continue;
     }
     std::optional<Window> window;
