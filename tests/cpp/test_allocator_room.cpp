@@ -60,6 +60,21 @@ TEST(a_permitted_excess_ends_at_the_ceiling) {
   });
 }
 
+TEST(under_a_cap_large_blocks_leave_the_beginning_of_a_segment_to_others) {
+  on_each([](Rig& rig) {
+    rig.allocator->set_cap(0, 64 * MiB);
+    Block* const large[] = {rig.allocate(20 * MiB), rig.allocate(20 * MiB)};
+    Block* const medium = rig.allocate(2 * MiB);
+    const auto at = [&](Block* block) { return reinterpret_cast<std::uintptr_t>(rig.allocator->data(block)); };
+    CHECK_EQ(at(large[0]), at(large[1]) + 20 * MiB);
+    CHECK(at(medium) < at(large[1]));
+    for (Block* const block : {large[0], large[1], medium}) {
+      rig.allocator->free(block);
+    }
+    rig.check();
+  });
+}
+
 TEST(segments_grow_under_a_cap_that_is_its_ceiling) {
   on_each([](Rig& rig) {
     rig.allocator->set_cap(0, 900 * MiB, 900 * MiB);

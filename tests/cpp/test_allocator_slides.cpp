@@ -100,14 +100,14 @@ TEST(the_free_pieces_between_neighbours_become_one) {
 TEST(the_range_with_the_fewest_bytes_to_copy_is_chosen) {
   on_each([](Rig& rig) {
     Owners owners{rig, {}};
-    rig.allocator->set_cap(0, 64 * MiB + kForSmall);
-    for (const std::size_t size : {4, 16, 4, 4, 4, 4, 28}) { // free, 16, free, 4, free, 4, 28
+    rig.allocator->set_cap(0, 192 * MiB + kForSmall);
+    for (const std::size_t size : {12, 48, 12, 12, 12, 12, 84}) { // free, 48, free, 12, free, 12, 84
       owners.add(rig.allocate(size * MiB));
     }
     for (const std::size_t index : {0, 2, 4}) {
       owners.free(index);
     }
-    const auto slides = rig.allocator->find_slides(8 * MiB, 0, if_tagged);
+    const auto slides = rig.allocator->find_slides(24 * MiB, 0, if_tagged);
     CHECK(slides.has_value());
     CHECK_EQ(slides->steps.size(), std::size_t{1});
     CHECK(slides->steps[0].tag == tag_of(4));

@@ -31,13 +31,12 @@ Block* CachingManagedAllocator::State::from_cache(const Request& request, Lock& 
   return block == nullptr ? nullptr : take(block, request, lock);
 }
 
-Block* CachingManagedAllocator::State::split(Block* free, const Request& request) {
-  return heap.split_aligned(free, request.bytes, alignment_of(request));
-}
-
 Block* CachingManagedAllocator::State::take(Block* free, const Request& request, Lock& lock) {
   FreeList& free_list = heap.free_list(request.home, request.stream);
-  Block* const block = split(free, request);
+  // Under a cap, large blocks lie at the ends of what is free, and small ones, of which most never move, at the
+  // beginnings: between large blocks these would split what could be one range.
+  const bool at_end = cap_of(request.home) && request.kind == SizeClass::kLarge;
+  Block* const block = heap.split_aligned(free, request.bytes, alignment_of(request), at_end);
   // A request that must not wait has already checked that it need not.
   if (block->free_list != &free_list && (request.may_wait || !request.stream.is_host())) {
     try {

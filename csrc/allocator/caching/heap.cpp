@@ -99,8 +99,10 @@ Block* Heap::split(Block* free, std::size_t bytes) {
   return taken;
 }
 
-Block* Heap::split_aligned(Block* free, std::size_t bytes, std::size_t alignment) {
-  const std::size_t skipped = round_up(free->address, alignment) - free->address;
+Block* Heap::split_aligned(Block* free, std::size_t bytes, std::size_t alignment, bool at_end) {
+  const std::uintptr_t last = free->address + free->bytes - bytes;
+  const std::size_t skipped =
+      (at_end ? round_down(last, alignment) : round_up(free->address, alignment)) - free->address;
   if (skipped == 0) {
     return split(free, bytes);
   }

@@ -57,8 +57,8 @@ class Heap {
   /// list.
   /// \throws std::bad_alloc, and nothing has changed
   Block* split(Block* free, std::size_t bytes);
-  /// Like split, but starts at the first aligned address. The piece before it stays filed as well.
-  Block* split_aligned(Block* free, std::size_t bytes, std::size_t alignment);
+  /// Like split, but starts at the first aligned address, or at the last. The piece before it stays filed as well.
+  Block* split_aligned(Block* free, std::size_t bytes, std::size_t alignment, bool at_end);
 
   /// Files a block under its free list and merges it with free neighbours of the same list and event.
   void release(Block* block) noexcept;

@@ -107,9 +107,6 @@ struct CachingManagedAllocator::State {
   Block* from_new_segment(const Request& request, std::size_t bytes, Lock& lock, std::optional<OutOfMemory>& refusal,
                           bool over_cap = false);
   Block* best_fit(const Request& request, const FreeList& free_list) const;
-  /// Removes the block that best_fit found from the index, split if possible.
-  /// \throws std::bad_alloc, and nothing has changed
-  Block* split(Block* free, const Request& request);
   /// Alignment of a request's block. Under a cap, and in the failure path's last resort, an unaligned block is better
   /// than none.
   std::size_t alignment_of(const Request& request) const {

@@ -105,7 +105,7 @@ class CachingManagedAllocator::State::Places {
         release();
         return false;
       }
-      Block* const to = state_.split(free, request);
+      Block* const to = state_.heap.split(free, request.bytes);
       found_.push_back({.tag = from->tag,
                         .from = from,
                         .to = to,
