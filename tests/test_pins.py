@@ -51,6 +51,23 @@ class TestNoRoom:
         del small
         torch_uvm.keep_resident(large(1)).release()
 
+    def test_a_small_tensor_that_was_created_on_the_host_does_not_move_either(self) -> None:
+        large_ones = [large(1), torch.ones(MIB, device="emu")]
+        kept = torch_uvm.keep_resident(large_ones)
+        small = [torch.ones(50_000, device="emu")]
+        while is_on_device(small[-1]):
+            small.append(torch.ones(50_000, device="emu"))
+        x = small[-1]
+        del large_ones
+        kept.release()
+        with torch_uvm.resident(x):
+            address = x.data_ptr()
+            assert is_on_device(x)
+            for _ in range(4):
+                large(1)
+                x.add_(1)
+            assert x.data_ptr() == address
+
     def test_a_scope_that_fails_is_not_open(self) -> None:
         first, second = large(1), large(2)
         scope = torch_uvm.resident([first, second])

@@ -37,11 +37,11 @@ void keep_resident(const at::Tensor& tensor, bool keep) {
     finish_deferred_updates_of(tensor);
   }
   c10::StorageImpl* const storage = accelerators_storage(tensor);
-  // A pin is undone whatever `relocation_min` is by then.
-  if (storage == nullptr || (keep && storage->nbytes() < relocation_min()) || Context::forked()) {
+  if (storage == nullptr || Context::forked()) {
     return;
   }
-  Engine* const engine = keep ? &made_engine() : engine_in_use();
+  // A storage below `relocation_min` has no record and needs no pin, unless it was created on the host.
+  Engine* const engine = keep && storage->nbytes() >= relocation_min() ? &made_engine() : engine_in_use();
   if (engine == nullptr) {
     return;
   }
