@@ -134,6 +134,39 @@ check()
     )
 
 
+def test_resident(spawn: Spawn) -> None:
+    """An interrupted scope leaves nothing pinned."""
+    spawn(
+        PRELUDE
+        + INTERRUPT
+        + """
+import gc
+
+torch_uvm.enable(budget=8 * MIB)
+x = torch.ones(MIB // 2, device="emu")
+
+def scope():
+    with torch_uvm.resident(x):
+        x.add_(1)
+
+nth = 1
+while True:
+    interrupt = Interrupt(nth)
+    interrupted = interrupt.during(scope)
+    gc.collect()  # what the exception's traceback holds
+    _C.evict_after_operators(True)
+    x.sum()
+    _C.evict_after_operators(False)
+    assert torch_uvm.residency(x) == {torch.device("cpu"): x.nbytes}, interrupt.where
+    if not interrupted:
+        break
+    nth += 1
+assert nth > 50, nth
+check()
+"""
+    )
+
+
 @pytest.mark.parametrize("kind", ["accesses", "allocations"])
 def test_the_end_of_a_recording(spawn: Spawn, kind: str) -> None:
     """The next recording starts, and replaces one that ended only in part."""

@@ -29,6 +29,45 @@ py::dict traffic_dict(const ResidencyStatistics::Traffic& traffic) {
   return dict;
 }
 
+/// Pins or unpins tensors: all, or none if it throws.
+void keep_all(const std::vector<at::Tensor>& tensors, bool keep) {
+  std::size_t kept = 0;
+  try {
+    for (; kept < tensors.size(); ++kept) {
+      keep_resident(tensors[kept], keep);
+    }
+  } catch (...) {
+    for (std::size_t each = 0; keep && each < kept; ++each) {
+      keep_resident(tensors[each], false);
+    }
+    throw;
+  }
+}
+
+/// Pins tensors until it ends or is destroyed, so that a Ctrl-C at any moment leaves no pin.
+class Pins {
+ public:
+  explicit Pins(std::vector<at::Tensor> tensors) : tensors_(std::move(tensors)) {
+    keep_all(tensors_, true);
+  }
+  ~Pins() {
+    try {
+      end();
+    } catch (...) {
+      // They stay pinned until they are freed.
+    }
+  }
+  Pins(const Pins&) = delete;
+  Pins& operator=(const Pins&) = delete;
+
+  void end() {
+    keep_all(std::exchange(tensors_, {}), false);
+  }
+
+ private:
+  std::vector<at::Tensor> tensors_;
+};
+
 /// Calls a method of the engine, if there is one. \return its result, or a value-initialised one
 template <auto method>
 auto of_engine() {
@@ -144,22 +183,10 @@ void bind_residency(py::module_& module) {
       },
       no_gil);
   module.def("reset_residency_stats", &of_engine<&Engine::reset_statistics>, no_gil);
-  module.def(
-      "keep_resident",
-      [](const std::vector<at::Tensor>& tensors, bool keep) {
-        std::size_t kept = 0;
-        try {
-          for (; kept < tensors.size(); ++kept) {
-            keep_resident(tensors[kept], keep);
-          }
-        } catch (...) {
-          for (std::size_t each = 0; keep && each < kept; ++each) { // all or none
-            keep_resident(tensors[each], false);
-          }
-          throw;
-        }
-      },
-      py::arg("tensors"), py::arg("keep"), no_gil);
+  module.def("keep_resident", &keep_all, py::arg("tensors"), py::arg("keep"), no_gil);
+  py::class_<Pins>(module, "Pins", py::release_gil_before_calling_cpp_dtor())
+      .def(py::init<std::vector<at::Tensor>>(), py::arg("tensors"), no_gil)
+      .def("end", &Pins::end, no_gil);
   module.def("materialise", &materialise, py::arg("tensor"), no_gil);
   module.def(
       "mark_step",

@@ -123,8 +123,7 @@ def _telling_apart(plain: Callable[..., Any]) -> Callable[..., Any]:
 def _pin_while(lives: torch.Tensor, x: torch.Tensor) -> None:
     """Pins the bytes of `x` until `lives` is freed, in Python and in C++."""
     held = [x.detach()]  # an alias: the bytes of `x` may be replaced (`x.data = ...`)
-    _C.keep_resident(held, True)
-    weakref.finalize(lives, _C.keep_resident, held, False).atexit = False
+    weakref.finalize(lives, _C.Pins(held).end).atexit = False
 
 
 def exported(x: torch.Tensor) -> torch.Tensor:

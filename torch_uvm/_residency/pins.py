@@ -14,17 +14,17 @@ from torch_uvm._util.containers import managed_tensors_in
 from torch_uvm._util.scopes import EagerScope
 
 
-def _has_budget(device: torch.device) -> bool:
-    return device.type != "cpu" and _C.budget(device.index) is not None
+def _to_pin(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    # Without a budget nothing is pinned, so nothing may be unpinned later. Aliases, not the tensors
+    # themselves: the bytes of a parameter may be replaced meanwhile (`p.data = ...`).
+    return [t.detach() for t in tensors if t.device.type != "cpu" and _C.budget(t.device.index) is not None]
 
 
 class Kept:
     """What `keep_resident` returns: `release()` unpins. It keeps the tensors' bytes alive."""
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
-        # Without a budget nothing is pinned, so nothing may be unpinned later. Aliases, not the tensors
-        # themselves: the bytes of a parameter may be replaced meanwhile (`p.data = ...`).
-        self._tensors = [t.detach() for t in tensors if _has_budget(t.device)]
+        self._tensors = _to_pin(tensors)
         self._lock = threading.Lock()
         _C.keep_resident(self._tensors, True)
 
@@ -64,18 +64,19 @@ def keep_resident(x: Hinted) -> Kept:
     return Kept(managed_tensors_in(x, "keep_resident"))
 
 
-class ResidentScope(EagerScope[Kept]):
+class ResidentScope(EagerScope[_C.Pins]):
     """What `resident` returns. It can be entered again while it is open, also by other threads."""
 
     def __init__(self, x: Hinted) -> None:
         super().__init__()
         self._x = x
 
-    def _begin(self) -> Kept:
-        return Kept(managed_tensors_in(self._x, "resident"))  # now: a module's tensors may have changed
+    def _begin(self) -> _C.Pins:
+        tensors = managed_tensors_in(self._x, "resident")  # now: a module's tensors may have changed
+        return _C.Pins(_to_pin(tensors))
 
-    def _end(self, entry: Kept) -> None:
-        entry.release()
+    def _end(self, entry: _C.Pins) -> None:
+        entry.end()
 
     def __repr__(self) -> str:
         return "torch_uvm.resident(...)"
