@@ -115,8 +115,12 @@ TEST(a_result_seen_first_by_a_nested_operator_belongs_to_the_loop_of_the_outer_o
   const Thread threads[] = {std::make_shared<char>(), std::make_shared<char>()};
   Storage& first = rig.make(1);
   Storage& second = rig.make(2);
-  { const Running forward(rig, 50, {&first}, false, &threads[0]); }
-  { const Running forward(rig, 51, {&second}, false, &threads[1]); }
+  {
+    const Running forward(rig, 50, {&first}, false, &threads[0]);
+  }
+  {
+    const Running forward(rig, 51, {&second}, false, &threads[1]);
+  }
   const std::size_t loop = second.record->loop;
   CHECK(loop != first.record->loop);
   rig.storages.push_back(std::make_unique<Storage>());
@@ -131,7 +135,9 @@ TEST(a_result_seen_first_by_a_nested_operator_belongs_to_the_loop_of_the_outer_o
     }
     backward.begin_nested({&result});
   }
-  { const Running backward(rig, 53, {&result, &second}); }
+  {
+    const Running backward(rig, 53, {&result, &second});
+  }
   CHECK_EQ(result.record->loop, loop);
   CHECK_EQ(second.record->loop, loop);
   rig.check_engine();

@@ -93,9 +93,8 @@ bool Engine::never_moves(std::size_t bytes) const {
 bool Engine::make_room_among_small(std::size_t bytes, Location home, Stream stream) {
   const Lock lock(*this);
   try {
-    return state_.of(home.index).budget &&
-           (room_.evict_first_fit(bytes, home.index, /*among_small=*/true, stream) ||
-            room_.evict_segment(bytes, home.index, stream));
+    return state_.of(home.index).budget && (room_.evict_first_fit(bytes, home.index, /*among_small=*/true, stream) ||
+                                            room_.evict_segment(bytes, home.index, stream));
   } catch (...) {
     return false; // it finds another place
   }
