@@ -2,11 +2,9 @@
 
 #include <pthread.h>
 
-#include <algorithm>
 #include <atomic>
 #include <limits>
 #include <string>
-#include <utility>
 
 #include "cuda/cuda_calls.h"
 #include "runtime/bytes.h"

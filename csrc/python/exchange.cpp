@@ -2,7 +2,6 @@
 #include <ATen/DLConvertor.h>
 #include <torch/csrc/utils/pybind.h>
 
-#include <cstring>
 #include <utility>
 
 #include "python/bindings.h"

@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <cstdio>
 #include <limits>
-#include <string>
 #include <utility>
 
 #include "runtime/error.h"

@@ -5,10 +5,8 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdint>
 #include <cstring>
 #include <limits>
-#include <string>
 
 #include "runtime/bytes.h"
 #include "runtime/error.h"

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <exception>
 #include <iterator>
-#include <utility>
 
 #include "runtime/error.h"
 

@@ -1,7 +1,6 @@
 // Lifetime of records, pins, recording and statistics. Operators are in operators.cpp, copies in copies.cpp.
 #include "residency/engine/engine.h"
 
-#include <algorithm>
 #include <chrono>
 
 #include "allocator/invariants.h"

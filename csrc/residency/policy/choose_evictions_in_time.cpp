@@ -2,8 +2,6 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
-#include <span>
-#include <tuple>
 #include <utility>
 #include <vector>
 

@@ -1,7 +1,6 @@
 // A growing ring buffer of the latest elements, addressed by a monotonic index.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <vector>
 

@@ -1,7 +1,6 @@
 #include "residency/policy/schedule.h"
 
 #include <algorithm>
-#include <numeric>
 
 #include "residency/policy/usage.h"
 

@@ -1,15 +1,10 @@
 #include "tensor/dispatch/observed_operators.h"
 
-#include <ATen/core/function_schema.h>
-
 #include <algorithm>
 #include <array>
-#include <cstdint>
 #include <cstring>
 #include <functional>
 #include <optional>
-#include <string_view>
-#include <unordered_map>
 
 namespace torch_uvm {
 namespace {

@@ -1,7 +1,6 @@
 #include "tensor/dispatch/regions.h"
 
 #include <atomic>
-#include <vector>
 
 #include "tensor/dispatch/captures.h"
 #include "tensor/dispatch/storage_records.h"

@@ -2,8 +2,6 @@
 
 #include <c10/util/intrusive_ptr.h>
 
-#include <memory>
-
 #include "residency/engine/relocation_min.h"
 #include "tensor/dispatch/captures.h"
 #include "tensor/dispatch/deferred_updates.h"

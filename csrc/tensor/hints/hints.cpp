@@ -4,7 +4,6 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
-#include <utility>
 
 #include "tensor/hints/owned_bytes.h"
 #include "tensor/process/context.h"

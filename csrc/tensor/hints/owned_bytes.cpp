@@ -6,7 +6,6 @@
 #include <map>
 
 #include "allocator/caching/block.h"
-#include "tensor/process/context.h"
 #include "tensor/storage/allocator_storage.h"
 #include "tensor/storage/labels.h"
 #include "tensor/storage/managed_storage.h"

@@ -11,7 +11,6 @@
 #include <exception>
 #include <memory>
 #include <type_traits>
-#include <utility>
 #include <vector>
 
 #include "tensor/dispatch/pins.h"

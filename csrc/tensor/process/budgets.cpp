@@ -1,7 +1,5 @@
 #include "tensor/process/budgets.h"
 
-#include <c10/util/Exception.h>
-
 #include <exception>
 
 #include "runtime/bytes.h"

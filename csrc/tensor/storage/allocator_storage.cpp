@@ -6,7 +6,6 @@
 #include <exception>
 #include <mutex>
 #include <unordered_map>
-#include <utility>
 
 #include "runtime/error.h"
 #include "tensor/process/context.h"

@@ -7,7 +7,6 @@
 #include <c10/core/CachingDeviceAllocator.h>
 
 #include <cstddef>
-#include <cstdint>
 
 #include "allocator/statistics.h"
 
