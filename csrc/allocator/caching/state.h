@@ -18,7 +18,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -269,25 +268,16 @@ struct CachingManagedAllocator::State {
   std::size_t available_to_child = 0; ///< upper bound of the copies' bytes
 };
 
-/// Takes the cheapest of the ranges, a heap by `cost`, of those that cost at most `most`. A range's cost is a lower
-/// bound until `price` is asked, which reads what the owner of each block knows: more work than the search itself.
-template <typename Range, typename Price>
-std::optional<Range> take_cheapest(std::vector<Range>& ranges, double most, const Price& price) {
-  while (!ranges.empty() && ranges.front().cost <= most) {
-    std::ranges::pop_heap(ranges, std::greater{}, &Range::cost);
-    Range range = ranges.back();
-    ranges.pop_back();
-    if (range.priced) {
-      return range;
-    }
-    range.cost = price(range);
-    range.priced = true;
-    if (range.cost < kNever) {
-      ranges.push_back(range);
-      std::ranges::push_heap(ranges, std::greater{}, &Range::cost);
-    }
-  }
-  return std::nullopt;
-}
+/// Contiguous blocks of a segment, first and last included.
+struct Span {
+  Block* first = nullptr;
+  Block* last = nullptr;
+  double cost = 0; ///< at first the bytes to move; then what their owners say
+  bool priced = false;
+};
+
+/// Takes the cheapest of the spans, a heap by `cost`, of those that cost at most `most`. A span's cost is a lower bound
+/// until `cost` is asked, which reads what the owner of each block knows: more work than the search itself.
+std::optional<Span> take_cheapest(std::vector<Span>& spans, double most, const BlockCost& cost);
 
 } // namespace torch_uvm

@@ -12,25 +12,17 @@ namespace {
 
 constexpr std::size_t kMaxTried = 256; // windows to try; the remaining ones cost even more
 
-/// Contiguous blocks, first to last, that together hold the request.
-struct MoveWindow {
-  Block* first = nullptr;
-  Block* last = nullptr;
-  double cost = 0; ///< at first the bytes to move; then what their owners say
-  bool priced = false;
-};
-
-/// Appends the minimal windows of a segment: they have an allocated block, none that would not fit into `place`, and
-/// are too small without their first or last block.
-void add_windows(const Segment& segment, std::size_t bytes, std::size_t place, std::vector<MoveWindow>& windows) {
-  MoveWindow window;
+/// Appends the minimal windows of a segment that together hold the request: they have an allocated block, none that
+/// would not fit into `place`, and are too small without their first or last block.
+void add_windows(const Segment& segment, std::size_t bytes, std::size_t place, std::vector<Span>& windows) {
+  Span window;
   std::size_t all = 0;
   for (Block* block = segment.first; block != nullptr; block = block->after) {
     const bool free = block->state == BlockState::kFree;
     const bool may_move =
         block->state == BlockState::kAllocated && block->requested <= place && block->free_list->home == segment.home;
     if (!free && !may_move) {
-      window = MoveWindow{};
+      window = Span{};
       all = 0;
       continue;
     }
@@ -50,17 +42,35 @@ void add_windows(const Segment& segment, std::size_t bytes, std::size_t place, s
   }
 }
 
-double price_of(const MoveWindow& window, const BlockCost& cost) {
+double price_of(const Span& span, const BlockCost& cost) {
   double price = 0;
-  for (const Block* block = window.first;; block = block->after) {
+  for (const Block* block = span.first;; block = block->after) {
     price += block->state == BlockState::kFree ? 0 : cost(block->tag, block->bytes);
-    if (block == window.last) {
+    if (block == span.last) {
       return price;
     }
   }
 }
 
 } // namespace
+
+std::optional<Span> take_cheapest(std::vector<Span>& spans, double most, const BlockCost& cost) {
+  while (!spans.empty() && spans.front().cost <= most) {
+    std::ranges::pop_heap(spans, std::greater{}, &Span::cost);
+    Span span = spans.back();
+    spans.pop_back();
+    if (span.priced) {
+      return span;
+    }
+    span.cost = price_of(span, cost);
+    span.priced = true;
+    if (span.cost < kNever) {
+      spans.push_back(span);
+      std::ranges::push_heap(spans, std::greater{}, &Span::cost);
+    }
+  }
+  return std::nullopt;
+}
 
 /// Reserves destinations outside a window for all of its blocks, or for none.
 class CachingManagedAllocator::State::Places {
@@ -73,7 +83,7 @@ class CachingManagedAllocator::State::Places {
   Places& operator=(const Places&) = delete;
 
   /// \return false if not all blocks have a destination, or an owner refuses. Nothing has changed then
-  bool find(const MoveWindow& window, std::size_t bytes, const BlockConsent& claim, Lock& lock) {
+  bool find(const Span& window, std::size_t bytes, const BlockConsent& claim, Lock& lock) {
     std::vector<Block*> leaving;
     std::size_t passed = 0;
     for (Block* block = window.first;;) {
@@ -218,16 +228,16 @@ std::vector<CachingManagedAllocator::Move> CachingManagedAllocator::reserve_move
   const WalkAfterwards walk(state);
   const std::size_t needed = state.bytes_for(bytes, Location::device(device));
   const std::size_t place = state.heap.largest_free(Location::device(device));
-  std::vector<MoveWindow> windows;
+  std::vector<Span> windows;
   for (const auto& [address, segment] : state.heap.segments()) {
     if (segment.home == Location::device(device) && segment.bytes >= needed) {
       add_windows(segment, needed, place, windows);
     }
   }
-  std::ranges::make_heap(windows, std::greater{}, &MoveWindow::cost);
+  std::ranges::make_heap(windows, std::greater{}, &Span::cost);
   State::Places places(state, device, stream);
   for (std::size_t tried = 0; tried < kMaxTried; ++tried) {
-    const auto window = take_cheapest(windows, kNever, [&](const MoveWindow& each) { return price_of(each, cost); });
+    const auto window = take_cheapest(windows, kNever, cost);
     if (!window) {
       break;
     }

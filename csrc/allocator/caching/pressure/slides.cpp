@@ -25,19 +25,11 @@ constexpr std::size_t kMaxCopies = 512;
 /// Cost of starting a copy, in bytes: a device copies as many in the 4 us that a launch takes.
 constexpr double kCopy = 8 * MiB;
 
-/// From the first free block to the last one.
-struct Range {
-  const Block* first = nullptr;
-  const Block* last = nullptr;
-  double cost = 0; ///< at first the bytes to slide; then what their owners say
-  bool priced = false;
-};
-
-/// Appends the minimal ranges of a segment: their free blocks hold the request, and would not without the first or the
-/// last one.
-void add_ranges(const Segment& segment, std::size_t bytes, std::vector<Range>& ranges) {
+/// Appends the minimal ranges of a segment, from a free block to another one: their free blocks hold the request, and
+/// would not without the first or the last one.
+void add_ranges(const Segment& segment, std::size_t bytes, std::vector<Span>& ranges) {
   struct Piece {
-    const Block* block;
+    Block* block;
     double cost_before; ///< of the blocks between the previous piece and this one
   };
   std::vector<Piece> pieces; // since the last block that cannot slide, from index `front` on the range's
@@ -45,7 +37,7 @@ void add_ranges(const Segment& segment, std::size_t bytes, std::vector<Range>& r
   std::size_t free = 0;
   double all = 0; // of the range
   double since = 0; // of the blocks since the last piece
-  for (const Block* block = segment.first; block != nullptr; block = block->after) {
+  for (Block* block = segment.first; block != nullptr; block = block->after) {
     if (block->state != BlockState::kFree) {
       if (block->state != BlockState::kAllocated || block->free_list->home != segment.home) {
         pieces.clear();
@@ -70,21 +62,13 @@ void add_ranges(const Segment& segment, std::size_t bytes, std::vector<Range>& r
   }
 }
 
-double price_of(const Range& range, const BlockCost& slides) {
-  double price = 0;
-  for (const Block* block = range.first; block != range.last; block = block->after) {
-    price += block->state == BlockState::kFree ? 0 : slides(block->tag, block->bytes);
-  }
-  return price;
-}
-
 /// The order in which the blocks of a range slide, with the fewest copies: the lower ones down, the others up.
 struct Plan {
   std::vector<CachingManagedAllocator::Slides::Step> steps;
   std::size_t copies = 0;
 };
 
-Plan plan_of(const Range& range) {
+Plan plan_of(const Span& range) {
   Plan plan;
   struct Sliding {
     void* tag;
@@ -134,17 +118,16 @@ std::optional<CachingManagedAllocator::Slides> CachingManagedAllocator::find_sli
   state.check_device(device);
   const std::lock_guard lock(state.mutex);
   const std::size_t needed = state.bytes_for(bytes, Location::device(device));
-  std::vector<Range> ranges;
+  std::vector<Span> ranges;
   for (const auto& [address, segment] : state.heap.segments()) {
     if (segment.home == Location::device(device) && segment.bytes >= needed) {
       add_ranges(segment, needed, ranges);
     }
   }
-  std::ranges::make_heap(ranges, std::greater{}, &Range::cost);
+  std::ranges::make_heap(ranges, std::greater{}, &Span::cost);
   std::optional<Slides> best;
   for (std::size_t tried = 0; tried < kMaxRanges; ++tried) {
-    const auto range =
-        take_cheapest(ranges, best ? best->cost : most, [&](const Range& each) { return price_of(each, slides); });
+    const auto range = take_cheapest(ranges, best ? best->cost : most, slides);
     if (!range) {
       break;
     }
