@@ -12,7 +12,6 @@
 
 #include "python/bindings.h"
 #include "residency/engine/shares.h"
-#include "residency/policy/choose_fastest.h"
 #include "residency/policy/policy.h"
 #include "residency/policy/schedule.h"
 

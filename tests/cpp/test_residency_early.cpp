@@ -3,8 +3,6 @@
 #include <cstddef>
 #include <string>
 
-#include "residency/policy/choose_fastest.h"
-#include "residency/policy/prediction.h"
 #include "residency/policy/schedule.h"
 #include "residency_rig.h"
 #include "residency_script.h"

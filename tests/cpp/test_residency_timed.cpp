@@ -10,9 +10,7 @@
 #include <vector>
 
 #include "harness.h"
-#include "residency/policy/choose_fastest.h"
 #include "residency/policy/policy.h"
-#include "residency/policy/prediction.h"
 #include "residency/policy/schedule.h"
 #include "residency_script.h"
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "residency/policy/choose_fastest.h"
 #include "residency/policy/policy.h"
 
 namespace torch_uvm {

@@ -1,5 +1,4 @@
-#include "residency/policy/prediction.h"
-
+// How long an iteration takes that follows a schedule.
 #include <algorithm>
 #include <deque>
 #include <functional>
@@ -8,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "residency/policy/schedule.h"
 #include "runtime/link_clock.h"
 
 namespace torch_uvm::scheduling {

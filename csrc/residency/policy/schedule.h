@@ -31,7 +31,7 @@ struct Decisions {
   Lists write_back; ///< by operator: values to write back after it, whose evictions come later
   Lists fetch; ///< by operator: values to prefetch after it, in order of need
   std::vector<Fetch> fetches; ///< all prefetches, in order of need
-  double predicted_ms = 0; ///< duration of an iteration (prediction.h); 0: the operators' durations are not known
+  double predicted_ms = 0; ///< duration of an iteration (predict_ms); 0: the operators' durations are not known
 };
 
 struct Schedule : Decisions {
@@ -72,10 +72,24 @@ void write_back_early(Schedule& schedule);
 /// as possible and each waits for the ones before it.
 std::vector<std::uint32_t> latest_fetches(const Schedule& schedule, const LinkRates& rates);
 
+/// How long an iteration takes that follows the schedule. Simulates operators and both directions of the link until the
+/// steady state. Operators run one after the other, and each direction carries one transfer at a time; together they
+/// reach `LinkRates::both`. A fetch begins once it is issued and there is room for it. An operator begins once its
+/// operands are resident and there is room for its results. Copies beside an operator slow it. A use in place takes at
+/// least as long as the bytes need to cross the link. The host starts the transfers and queues the operators one after
+/// the other, and the program waits for the device once an iteration. Memory has no fragments.
+/// \return milliseconds; infinity if an operator or a fetch finds no room
+double predict_ms(const Schedule& schedule, const LinkRates& rates, std::size_t capacity);
+
 /// Bytes of the budget for storages that are not pinned.
 std::size_t capacity_of(const Iteration& iteration, const PolicyOptions& options);
 
 /// The schedule from the order of operators alone.
 Schedule make_schedule(Iteration iteration, const PolicyOptions& options);
+
+/// Makes decisions by several rules, from the order of operators and from their durations, and keeps those with the
+/// shortest prediction.
+/// \param schedule its iteration has the operators' durations; its decisions are overwritten
+void choose_fastest(Schedule& schedule, const PolicyOptions& options);
 
 } // namespace torch_uvm::scheduling
