@@ -59,6 +59,16 @@ struct Decision {
   bool forget = false;
   /// At `begin`: report the durations of operators from here on.
   bool wants_durations = false;
+
+  /// Of all but `wants_durations`. Keeps the lists' memory.
+  void clear() {
+    fetch.clear();
+    retire.clear();
+    write_back.clear();
+    births.clear();
+    workspace = guess = 0;
+    forget = false;
+  }
 };
 
 } // namespace torch_uvm

@@ -124,6 +124,11 @@ class Policy {
   void see(std::span<const Access> accesses);
   /// Predicts the operator's results and workspace from an earlier operator of the same name and operand sizes.
   void expect_results(OperatorKey key);
+  /// Fills `decision_` from the current schedule and position.
+  void advise();
+  /// Adds the storage that the value has now, unless it is pinned.
+  void add_to(std::vector<StorageId>& storages_to_move, std::uint32_t value) const;
+  void ask_for_what_is_due(const scheduling::KnownSchedule& known);
 
   // policy_scheduling.cpp
 
@@ -141,14 +146,6 @@ class Policy {
 
   /// Asks for the durations that the policy wants, in `decision_`.
   void ask_for_durations();
-
-  // policy_advice.cpp
-
-  /// Fills `decision_` from the current schedule and position.
-  void advise();
-  /// Adds the storage that the value has now, unless it is pinned.
-  void add_to(std::vector<StorageId>& storages_to_move, std::uint32_t value) const;
-  void ask_for_what_is_due(const scheduling::KnownSchedule& known);
 
   PolicyOptions options_;
   std::uint64_t options_version_ = 1;
