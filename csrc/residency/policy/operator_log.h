@@ -8,9 +8,49 @@
 #include <vector>
 
 #include "residency/policy/decision.h"
-#include "residency/policy/ring.h"
 
 namespace torch_uvm::scheduling {
+
+/// A growing ring buffer of the latest elements, addressed by a monotonic index. Holds the elements with indices in
+/// [first(), end()). `push` takes amortised constant time.
+template <typename T>
+class Ring {
+ public:
+  std::uint64_t first() const {
+    return first_;
+  }
+  std::uint64_t end() const {
+    return end_;
+  }
+  T& operator[](std::uint64_t index) {
+    return slots_[index & (slots_.size() - 1)];
+  }
+  const T& operator[](std::uint64_t index) const {
+    return slots_[index & (slots_.size() - 1)];
+  }
+  void push(const T& value) {
+    if (end_ - first_ == slots_.size()) {
+      grow();
+    }
+    (*this)[end_++] = value;
+  }
+  void drop_before(std::uint64_t index) {
+    first_ = index;
+  }
+
+ private:
+  void grow() {
+    std::vector<T> larger(slots_.empty() ? 64 : 2 * slots_.size()); // a power of two
+    for (std::uint64_t index = first_; index < end_; ++index) {
+      larger[index & (larger.size() - 1)] = (*this)[index];
+    }
+    slots_.swap(larger);
+  }
+
+  std::vector<T> slots_;
+  std::uint64_t first_ = 0;
+  std::uint64_t end_ = 0;
+};
 
 struct LoggedAccess {
   StorageId storage = 0;
@@ -81,23 +121,15 @@ class OperatorLog {
   /// begins.
   template <typename F>
   void accesses_of(std::uint64_t number, F&& visit) const {
-    for (std::uint64_t at = operators_[number].accesses; at < after(number, &LoggedOperator::accesses, accesses_);
-         ++at) {
-      visit(accesses_[at]);
-    }
+    each_of(number, &LoggedOperator::accesses, accesses_, visit);
   }
   template <typename F>
   void creations_of(std::uint64_t number, F&& visit) const {
-    for (std::uint64_t at = operators_[number].creations; at < after(number, &LoggedOperator::creations, creations_);
-         ++at) {
-      visit(creations_[at]);
-    }
+    each_of(number, &LoggedOperator::creations, creations_, visit);
   }
   template <typename F>
   void frees_of(std::uint64_t number, F&& visit) const {
-    for (std::uint64_t at = operators_[number].frees; at < after(number, &LoggedOperator::frees, frees_); ++at) {
-      visit(frees_[at]);
-    }
+    each_of(number, &LoggedOperator::frees, frees_, visit);
   }
 
   /// Length of a step that ends with the latest operator and seems to equal the step before it; 0: none. Compares
@@ -117,9 +149,12 @@ class OperatorLog {
     std::uint64_t number = 0;
   };
 
-  template <typename T>
-  std::uint64_t after(std::uint64_t number, std::uint64_t LoggedOperator::* field, const Ring<T>& ring) const {
-    return number == latest() ? ring.end() : operators_[number + 1].*field;
+  template <typename T, typename F>
+  void each_of(std::uint64_t number, std::uint64_t LoggedOperator::* first, const Ring<T>& ring, F&& visit) const {
+    for (std::uint64_t at = operators_[number].*first;
+         at < (number == latest() ? ring.end() : operators_[number + 1].*first); ++at) {
+      visit(ring[at]);
+    }
   }
   /// Whether the hash of the last `span` operators equals that of as many, `operators` before.
   bool equal_iterations(std::uint64_t operators, std::uint64_t span) const;
