@@ -8,7 +8,7 @@
 #include "emulated/kernels.h"
 #include "emulated/memory.h"
 #include "tensor/dispatch/kernels.h"
-#include "tensor/process/recorded_event.h"
+#include "tensor/process/streams.h"
 #include "tensor/storage/managed_storage.h"
 
 namespace torch_uvm::emulated {

@@ -4,7 +4,6 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "python/bindings.h"
-#include "tensor/dispatch/deferrable.h"
 #include "tensor/dispatch/deferred_updates.h"
 #include "tensor/process/process_engine.h"
 

@@ -14,7 +14,6 @@
 #include "runtime/bytes.h"
 #include "runtime/host_available.h"
 #include "tensor/hints/hints.h"
-#include "tensor/moves/adopt.h"
 #include "tensor/moves/moves.h"
 #include "tensor/moves/operators.h"
 #include "tensor/process/budgets.h"

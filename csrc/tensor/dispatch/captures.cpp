@@ -7,8 +7,8 @@
 
 #include "tensor/dispatch/thread_state.h"
 #include "tensor/process/context.h"
-#include "tensor/process/current_stream.h"
 #include "tensor/process/process_engine.h"
+#include "tensor/process/streams.h"
 
 namespace torch_uvm {
 namespace {

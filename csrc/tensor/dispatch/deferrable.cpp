@@ -1,5 +1,4 @@
-#include "tensor/dispatch/deferrable.h"
-
+// Selects the parameter updates of an optimizer step that can be deferred.
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -9,6 +8,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "tensor/dispatch/deferred_updates.h"
 #include "tensor/dispatch/storage_records.h"
 #include "tensor/process/context.h"
 #include "tensor/process/process_engine.h"

@@ -61,4 +61,16 @@ void finish_deferred_updates_of(const at::Tensor& tensor);
 /// Runs all pending updates. \throws the first error, after all have been tried
 void run_deferred_updates();
 
+// --- which updates to defer (deferrable.cpp)
+
+/// Selects the parameter updates of an optimizer step that can be deferred.
+/// \param operands parameters, gradients and tensor state, one list each, all of the same length
+/// \return the indices of the parameters whose update can be deferred, in ascending order, in groups that are updated
+///         together. Empty if updating them in groups might not be bit-identical (foreach kernels look at all of their
+///         tensors), or if written tensors share storage
+std::vector<std::vector<std::size_t>> deferrable(const std::vector<std::vector<at::Tensor>>& operands);
+
+/// `defer`, beside operators that other threads run. Takes the engine's lock.
+void defer_beside_operators(std::vector<std::unique_ptr<DeferredUpdate>> updates);
+
 } // namespace torch_uvm

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "runtime/location.h"
-#include "tensor/process/current_stream.h"
+#include "tensor/process/streams.h"
 
 namespace torch_uvm {
 

@@ -7,9 +7,8 @@
 
 #include "tensor/hints/owned_bytes.h"
 #include "tensor/process/context.h"
-#include "tensor/process/current_stream.h"
 #include "tensor/process/machine.h"
-#include "tensor/process/recorded_event.h"
+#include "tensor/process/streams.h"
 #include "tensor/storage/advice_registry.h"
 #include "tensor/storage/labels.h"
 #include "tensor/storage/managed_storage.h"

@@ -1,10 +1,10 @@
-#include "tensor/moves/adopt.h"
-
+// Adoption: a tensor in a file's mapping becomes managed without a copy.
 #include <cstdint>
 #include <mutex>
 #include <utility>
 
 #include "runtime/mapped_file.h"
+#include "tensor/moves/moves.h"
 #include "tensor/process/context.h"
 #include "tensor/process/machine.h"
 #include "tensor/storage/adopted_storage.h"

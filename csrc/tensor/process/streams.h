@@ -1,10 +1,20 @@
-// An event recorded on a stream, destroyed with its scope. What waits for it already still waits.
+// The current stream of a thread, and events recorded on a stream.
 #pragma once
+
+#include <c10/core/Device.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "tensor/process/context.h"
 
 namespace torch_uvm {
 
+/// The calling thread's current stream, as the runtime knows it. \param device of an accelerator, with its index
+inline Stream current_stream_of(c10::Device device) {
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  return {device.index(), guard.getStreamNativeHandle(guard.getStream(device))};
+}
+
+/// Destroyed with its scope. What waits for it already still waits.
 class RecordedEvent {
  public:
   /// \throws what the runtime throws
