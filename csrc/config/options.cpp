@@ -50,13 +50,8 @@ bool read_number(std::string_view text, Number& value) {
   return true;
 }
 
-bool read_bytes_or_none(std::string_view text, std::optional<std::size_t>& value) {
-  value = lower(text) == kNone ? std::nullopt : std::optional(parse_bytes(text));
-  return true;
-}
-
-bool read_bytes_or_auto(std::string_view text, std::optional<std::size_t>& value) {
-  value = lower(text) == kAuto ? std::nullopt : std::optional(parse_bytes(text));
+bool read_bytes_or(std::string_view word, std::string_view text, std::optional<std::size_t>& value) {
+  value = lower(text) == word ? std::nullopt : std::optional(parse_bytes(text));
   return true;
 }
 
@@ -86,7 +81,7 @@ constexpr std::array kTable{
         [] { return std::string("bytes such as 4GiB, or none"); },
         "the most managed memory, over all homes; none: what the host has available",
         [](const Options& o) { return show(o.limit); },
-        [](Options& o, std::string_view text) { return read_bytes_or_none(text, o.limit); }},
+        [](Options& o, std::string_view text) { return read_bytes_or(kNone, text, o.limit); }},
     Row{"budget",
         [] { return std::string(kBudgetForms); },
         "device-resident managed memory of each device; auto: its free memory, none: the driver decides",
@@ -104,13 +99,13 @@ constexpr std::array kTable{
         [](Options& o, std::string_view text) {
           o.automatic_host_limit = lower(text) == kAuto;
           o.host_limit = std::nullopt;
-          return o.automatic_host_limit || read_bytes_or_none(text, o.host_limit);
+          return o.automatic_host_limit || read_bytes_or(kNone, text, o.host_limit);
         }},
     Row{"staging",
         [] { return std::string("bytes such as 8MiB, or auto"); },
         "plain device memory in each of the four slots that copies to and from the host go through; 0: they are direct",
         [](const Options& o) { return o.staging ? exact_bytes(*o.staging) : std::string(kAuto); },
-        [](Options& o, std::string_view text) { return read_bytes_or_auto(text, o.staging); }},
+        [](Options& o, std::string_view text) { return read_bytes_or(kAuto, text, o.staging); }},
     Row{"relocation_min",
         [] { return std::string("bytes such as 256KiB, at least 1"); },
         "storages of fewer bytes stay on their device, whatever its budget",
@@ -138,7 +133,7 @@ constexpr std::array kTable{
         "minimum size of a segment that requests above 1 MiB share; none: requests from 10 MiB on have their own",
         [](const Options& o) { return show(o.allocator.segment_min_bytes); },
         [](Options& o, std::string_view text) {
-          return read_bytes_or_none(text, o.allocator.segment_min_bytes) &&
+          return read_bytes_or(kNone, text, o.allocator.segment_min_bytes) &&
                  o.allocator.segment_min_bytes.value_or(kLargeGranularity) >= kLargeGranularity;
         }},
     Row{"segment_max",

@@ -41,8 +41,4 @@ void register_backend() {
                               }});
 }
 
-void install_allocator() {
-  Context::get().runtime();
-}
-
 } // namespace torch_uvm::cuda

@@ -18,6 +18,8 @@
 namespace torch_uvm::cuda {
 namespace {
 
+using c10::cuda::current_device;
+
 Block* managed_block_at(const void* ptr) {
   CachingManagedAllocator* allocator = Context::get().allocator_in_use();
   return allocator == nullptr || ptr == nullptr ? nullptr : allocator->find(ptr);
@@ -52,10 +54,6 @@ bool has_room(c10::DeviceIndex device, std::size_t bytes, cudaStream_t stream) {
   } catch (const std::exception&) {
     return true; // the actual allocation will report the error
   }
-}
-
-c10::DeviceIndex current_device() {
-  return c10::cuda::current_device();
 }
 
 } // namespace

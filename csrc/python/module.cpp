@@ -21,6 +21,7 @@ py::object& out_of_memory_error() {
       .get_stored();
 }
 
+/// Translates the errors of runtime/error.h to Python exceptions.
 void translate(std::exception_ptr pointer) {
   try {
     std::rethrow_exception(pointer);
@@ -33,21 +34,14 @@ void translate(std::exception_ptr pointer) {
   }
 }
 
-/// Translates the errors of runtime/error.h to Python exceptions.
-void register_exceptions() {
-  // Imported now, so that translating an error never imports.
-  out_of_memory_error();
-  // Local to this extension, so that it does not affect other pybind11 modules.
-  py::register_local_exception_translator(translate);
-}
-
 } // namespace
 } // namespace torch_uvm
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.doc() = "The C++ layers of torch_uvm.";
   torch_uvm::register_watcher();
-  torch_uvm::register_exceptions();
+  torch_uvm::out_of_memory_error(); // imported now, so that translating an error never imports
+  pybind11::register_local_exception_translator(torch_uvm::translate); // local: other modules are not affected
   torch_uvm::bind_allocators(module);
   torch_uvm::bind_tensor(module);
   torch_uvm::bind_residency(module);

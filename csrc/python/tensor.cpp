@@ -62,17 +62,7 @@ void reset(const std::optional<c10::Device>& home) {
   }
 }
 
-const char* state_name(BlockInfo::State state) {
-  switch (state) {
-    case BlockInfo::State::kAllocated:
-      return "active_allocated";
-    case BlockInfo::State::kPendingFree:
-      return "active_pending_free";
-    case BlockInfo::State::kFree:
-      break;
-  }
-  return "inactive";
-}
+constexpr const char* kStateNames[] = {"active_allocated", "active_pending_free", "inactive"}; ///< by BlockInfo::State
 
 py::list snapshot_list() {
   const std::vector<SegmentInfo> found = without_gil([] {
@@ -87,7 +77,7 @@ py::list snapshot_list() {
       described["address"] = block.address;
       described["size"] = block.bytes;
       described["requested_size"] = block.requested_bytes;
-      described["state"] = state_name(block.state);
+      described["state"] = kStateNames[static_cast<std::size_t>(block.state)];
       described["device"] = block.home.index; // -1 is the host
       described["stream"] = reinterpret_cast<std::uintptr_t>(block.stream.handle);
       blocks.append(std::move(described));
@@ -191,7 +181,7 @@ void bind_tensor(py::module_& module) {
 #ifdef TORCH_UVM_WITH_CUDA
   constexpr bool kWithCuda = true;
   module.def("cuda_register", &cuda::register_backend, no_gil);
-  module.def("cuda_install", &cuda::install_allocator, no_gil);
+  module.def("cuda_install", [] { Context::get().runtime(); }, no_gil); // which installs the allocator
 #else
   constexpr bool kWithCuda = false;
   const auto refuse = [] { throw std::runtime_error("torch_uvm was built without CUDA"); };

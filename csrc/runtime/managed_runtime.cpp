@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <sstream>
 
 #include "runtime/bytes.h"
 #include "runtime/host_memory.h"
@@ -30,16 +29,14 @@ void* ManagedRuntime::allocate_managed(std::size_t bytes, Location home) {
     std::lock_guard lock(mutex_);
     // Subtractions, because `managed_bytes_ + bytes` could overflow.
     if (limit_ && (managed_bytes_ > *limit_ || bytes > *limit_ - managed_bytes_)) {
-      std::ostringstream message;
-      message << "managed memory limit: " << format_bytes(bytes) << " asked for, " << format_bytes(managed_bytes_)
-              << " of " << format_bytes(*limit_) << " in use";
-      throw OutOfMemory(OutOfMemory::Cause::kLimit, bytes, message.str());
+      throw OutOfMemory(OutOfMemory::Cause::kLimit, bytes,
+                        "managed memory limit: " + format_bytes(bytes) + " asked for, " + format_bytes(managed_bytes_) +
+                            " of " + format_bytes(*limit_) + " in use");
     }
     if (bytes > host_available) {
-      std::ostringstream message;
-      message << "managed memory is backed by the host: " << format_bytes(bytes) << " asked for, "
-              << format_bytes(host_available) << " available there";
-      throw OutOfMemory(OutOfMemory::Cause::kHost, bytes, message.str());
+      throw OutOfMemory(OutOfMemory::Cause::kHost, bytes,
+                        "managed memory is backed by the host: " + format_bytes(bytes) + " asked for, " +
+                            format_bytes(host_available) + " available there");
     }
     // Counted before the runtime's call, so that two threads cannot both use the same remainder of the limit.
     managed_bytes_ += bytes;

@@ -118,7 +118,7 @@ class PoolStatistics {
     return scopes_[index(home)].accounts[static_cast<std::size_t>(kind)];
   }
   Scope& scope(Location home) {
-    return scopes_[home.is_host() ? 1 : static_cast<std::size_t>(home.index) + 2];
+    return scopes_[index(home)];
   }
   std::size_t index(std::optional<Location> home) const {
     return !home ? 0 : home->is_host() ? 1 : static_cast<std::size_t>(home->index) + 2;

@@ -3,23 +3,6 @@
 
 namespace torch_uvm {
 
-namespace {
-
-BlockInfo::State state_of(const Block& block) {
-  switch (block.state) {
-    case BlockState::kFree:
-    case BlockState::kReserved: // about to be allocated, not yet counted
-      return BlockInfo::State::kFree;
-    case BlockState::kPending:
-      return BlockInfo::State::kPendingFree;
-    case BlockState::kAllocated:
-      break;
-  }
-  return BlockInfo::State::kAllocated;
-}
-
-} // namespace
-
 std::vector<SegmentInfo> CachingManagedAllocator::snapshot() const {
   const std::lock_guard lock(state_->mutex);
   std::vector<SegmentInfo> snapshot;
@@ -31,7 +14,9 @@ std::vector<SegmentInfo> CachingManagedAllocator::snapshot() const {
     info.home = segment.home;
     info.kind = pool_kind(segment.size_class);
     for (const Block* block = segment.first; block != nullptr; block = block->after) {
-      const BlockInfo::State state = state_of(*block);
+      const BlockInfo::State state = block->state == BlockState::kAllocated ? BlockInfo::State::kAllocated
+                                     : block->state == BlockState::kPending ? BlockInfo::State::kPendingFree
+                                                                            : BlockInfo::State::kFree; // or reserved
       info.blocks.push_back(BlockInfo{block->address, block->bytes, block->requested, state, block->free_list->home,
                                       block->free_list->stream});
       if (state != BlockInfo::State::kFree) {

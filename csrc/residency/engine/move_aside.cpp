@@ -1,6 +1,7 @@
 // Relocates blocks within the device that are in the way of a large request: to free places elsewhere (move_aside), or,
 // where there are none, towards their neighbours (slide).
 #include <algorithm>
+#include <cstring>
 
 #include "residency/engine/room.h"
 

@@ -3,6 +3,7 @@
 #include <atomic>
 
 #include "tensor/dispatch/captures.h"
+#include "tensor/dispatch/operand_walk.h"
 #include "tensor/dispatch/storage_records.h"
 #include "tensor/dispatch/thread_state.h"
 #include "tensor/process/context.h"
@@ -70,12 +71,8 @@ std::unique_ptr<Region> Region::enter(Engine& engine, std::uint64_t key, const c
   mine.running = &region->frame_;
   region->frame_.key = key;
   region->frame_.thread = mine.program_thread();
-  Engine::Operator op;
-  op.key = key;
-  op.name = name;
-  op.region = true;
   region->frame_.name = name;
-  engine.begin(region->frame_, op, mine.operands, mine.streams.get());
+  engine.begin(region->frame_, {.key = key, .name = name, .region = true}, mine.operands, mine.streams.get());
   return region;
 }
 
@@ -114,7 +111,8 @@ WorkUnderWay::WorkUnderWay(std::span<const at::Tensor> tensors) {
   frame_.operands.reserve(tensors.size());
   const Engine::Lock lock(engine);
   for (const at::Tensor& tensor : tensors) {
-    if (Record* const record = find_record(engine, tensor)) {
+    c10::StorageImpl* const storage = accelerators_storage(tensor);
+    if (Record* const record = storage == nullptr ? nullptr : record_of(engine, storage)) {
       hold(record);
     }
   }

@@ -159,18 +159,20 @@ void StorageRecords::forget(Record& record) noexcept {
   }
 }
 
-Record* known_record_of(const Engine& engine, const c10::StorageImpl* storage) noexcept {
+Record* pinned_record_of(const Engine& engine, const c10::StorageImpl* storage) noexcept {
   const c10::DataPtr& data = const_cast<c10::StorageImpl*>(storage)->_mutable_data_ptr_no_checks();
-  if (is_own_block(data)) { // the common case; a zero-byte storage has no block
-    auto* const block = static_cast<Block*>(data.get_context());
-    return block == nullptr || data.device().is_cpu() ? nullptr : engine.record_on(block);
-  }
   if (is_on_host(data)) {
     return static_cast<Record*>(data.get_context());
   }
-  Block* const block = own_block(data);
-  Record* const record = block == nullptr ? nullptr : engine.record_on(block);
-  return record != nullptr && has_owner(data) && storage_of(*record) != storage ? nullptr : record;
+  Block* const block = own_block(data); // a zero-byte storage has none
+  return block == nullptr ? nullptr : engine.record_on(block);
+}
+
+Record* known_record_of(const Engine& engine, const c10::StorageImpl* storage) noexcept {
+  Record* const record = pinned_record_of(engine, storage);
+  const bool is_other_label = record != nullptr && storage_of(*record) != storage &&
+                              has_owner(const_cast<c10::StorageImpl*>(storage)->_mutable_data_ptr_no_checks());
+  return is_other_label ? nullptr : record;
 }
 
 Record* record_of(Engine& engine, c10::StorageImpl* storage, bool* made, bool pins) {
@@ -203,14 +205,6 @@ Record* record_of(Engine& engine, c10::StorageImpl* storage, bool* made, bool pi
   return record;
 }
 
-Record* pinned_record_of(const Engine& engine, const c10::StorageImpl* storage) noexcept {
-  if (Record* const record = known_record_of(engine, storage)) {
-    return record;
-  }
-  Block* const block = own_block(const_cast<c10::StorageImpl*>(storage)->_mutable_data_ptr_no_checks());
-  return block == nullptr ? nullptr : engine.record_on(block);
-}
-
 void give_out_address(Engine& engine, c10::StorageImpl* storage) {
   Record* record = nullptr;
   Stream stream;
@@ -229,11 +223,6 @@ void give_out_address(Engine& engine, c10::StorageImpl* storage) {
   if (record != nullptr) {
     engine.materialise(record, stream); // the record is valid without the lock: the storage is kept alive
   }
-}
-
-Record* find_record(Engine& engine, const at::Tensor& tensor) {
-  c10::StorageImpl* const storage = accelerators_storage(tensor);
-  return storage == nullptr ? nullptr : record_of(engine, storage);
 }
 
 } // namespace torch_uvm

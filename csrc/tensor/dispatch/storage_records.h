@@ -1,7 +1,6 @@
 // Connects the engine's records with PyTorch storages. A record has a weak reference to its storage.
 #pragma once
 
-#include <ATen/core/Tensor.h>
 #include <c10/core/StorageImpl.h>
 
 #include "residency/engine/engine.h"
@@ -43,8 +42,5 @@ Record* pinned_record_of(const Engine& engine, const c10::StorageImpl* storage) 
 /// Prepares an address that is about to leave PyTorch: as an operand of the graph if one is being captured on the
 /// calling thread's stream, else by Engine::materialise. The caller keeps the storage alive.
 void give_out_address(Engine& engine, c10::StorageImpl* storage);
-
-/// As record_of, for a tensor's storage.
-Record* find_record(Engine& engine, const at::Tensor& tensor);
 
 } // namespace torch_uvm

@@ -56,10 +56,7 @@ Stream stream_of(at::IntArrayRef numbers) {
 }
 
 void prefetch_kernel(at::TensorList tensors, std::optional<c10::Device> device, IntList stream) {
-  std::optional<Stream> chosen;
-  if (stream) {
-    chosen = stream_of(*stream);
-  }
+  const std::optional<Stream> chosen = stream ? std::optional(stream_of(*stream)) : std::nullopt;
   asking([&] { prefetch(tensors.vec(), device, chosen); });
 }
 

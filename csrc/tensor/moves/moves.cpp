@@ -176,9 +176,4 @@ at::Tensor managed_copy_kernel(const at::Tensor& self, c10::Device to, c10::Scal
   return empty_strided_managed(form.sizes(), form.strides(), dtype, device).copy_(self, non_blocking);
 }
 
-at::Tensor managed_copy(const at::Tensor& self, c10::Device device, c10::ScalarType dtype, bool non_blocking,
-                        c10::MemoryFormat memory_format) {
-  return managed_copy_operator().call(self, device, dtype, non_blocking, memory_format);
-}
-
 } // namespace torch_uvm

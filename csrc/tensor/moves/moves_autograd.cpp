@@ -132,8 +132,9 @@ at::Tensor managed_copy_autograd(c10::DispatchKeySet keys, const at::Tensor& sel
     set_backward<ManagedCopyBackward>(copy, self);
   }
   if (has_tangent) {
-    copy._set_fw_grad(managed_copy(self._fw_grad(/*level=*/0), device, dtype, non_blocking, memory_format), /*level=*/0,
-                      /*is_inplace_op=*/false);
+    copy._set_fw_grad(
+        managed_copy_operator().call(self._fw_grad(/*level=*/0), device, dtype, non_blocking, memory_format),
+        /*level=*/0, /*is_inplace_op=*/false);
   }
   return copy;
 }

@@ -14,13 +14,8 @@ namespace torch_uvm {
 at::Tensor empty_strided_managed(at::IntArrayRef size, at::IntArrayRef stride, c10::ScalarType dtype,
                                  c10::Device device);
 
-/// A copy of `self` in new managed memory: the functional form of a move. Differentiable.
-/// \param device the CPU, or an accelerator device
-/// \param non_blocking,memory_format as in torch.Tensor.to
-at::Tensor managed_copy(const at::Tensor& self, c10::Device device, c10::ScalarType dtype, bool non_blocking,
-                        c10::MemoryFormat memory_format);
-
-/// Registers torch_uvm::move and torch_uvm::managed_copy with their derivatives, once per process. Fake kernels and
+/// Registers torch_uvm::move, and torch_uvm::managed_copy, which copies to new managed memory, with their derivatives,
+/// once per process. Fake kernels and
 /// batching rules are in torch_uvm/_tensors/operators.py.
 void register_operators();
 

@@ -23,11 +23,7 @@ void free(CachingManagedAllocator& allocator, Block* block) {
   const auto bytes = static_cast<std::int64_t>(allocator.bytes(block));
   const Location home = allocator.home(block);
   allocator.free(block);
-  try {
-    report_to_profiler(allocator, ptr, -bytes, home);
-  } catch (const std::exception&) {
-    // Freeing must not fail because profiling does.
-  }
+  report_to_profiler(allocator, ptr, -bytes, home);
 }
 
 void delete_managed(void* block) {
@@ -87,13 +83,17 @@ bool is_on_host(const c10::DataPtr& data) {
   return data.get_deleter() == &delete_evicted;
 }
 
-void report_to_profiler(const CachingManagedAllocator& memory, void* ptr, std::int64_t change, Location home) {
+void report_to_profiler(const CachingManagedAllocator& memory, void* ptr, std::int64_t change, Location home) noexcept {
   if (!c10::memoryProfilingEnabled()) {
     return;
   }
-  const Statistics now = memory.statistics(home);
-  c10::reportMemoryUsageToProfiler(ptr, change, static_cast<std::size_t>(now.allocated_bytes[0].current),
-                                   static_cast<std::size_t>(now.reserved_bytes[0].current), torch_device(home));
+  try {
+    const Statistics now = memory.statistics(home);
+    c10::reportMemoryUsageToProfiler(ptr, change, static_cast<std::size_t>(now.allocated_bytes[0].current),
+                                     static_cast<std::size_t>(now.reserved_bytes[0].current), torch_device(home));
+  } catch (const std::exception&) {
+    // No allocation or free fails because profiling does.
+  }
 }
 
 } // namespace torch_uvm

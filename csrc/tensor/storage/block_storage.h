@@ -33,6 +33,6 @@ bool is_on_host(const c10::DataPtr& data);
 /// Reports an allocation or a free to the PyTorch profiler, if it records memory.
 /// \param memory the allocator whose totals are reported
 /// \param change in bytes; negative for a free
-void report_to_profiler(const CachingManagedAllocator& memory, void* ptr, std::int64_t change, Location home);
+void report_to_profiler(const CachingManagedAllocator& memory, void* ptr, std::int64_t change, Location home) noexcept;
 
 } // namespace torch_uvm

@@ -22,10 +22,6 @@ c10::Device cpu() {
   return c10::Device(c10::DeviceType::CPU);
 }
 
-Block* block_at(void* ptr) {
-  return Context::get().managed_allocator().find(ptr);
-}
-
 // Deleter of the native allocator. A pointer from raw_allocate may be managed or native: only the address tells.
 c10::DeleterFnPtr native_deleter = nullptr;
 
@@ -33,7 +29,7 @@ void delete_raw(void* ptr) {
   if (ptr == nullptr) {
     return;
   }
-  if (any_made.load(std::memory_order_relaxed) && block_at(ptr) != nullptr) {
+  if (any_made.load(std::memory_order_relaxed) && Context::get().managed_allocator().find(ptr) != nullptr) {
     host_tensor_deleter()(ptr);
   } else {
     native_deleter(ptr);

@@ -61,15 +61,19 @@ struct Candidate {
   }
 };
 
+/// \param last nullptr: the segment's last block
 void add_tags(const Block* first, const Block* last, std::vector<void*>& tags) {
-  for (const Block* block = first;; block = block->after) {
+  for (const Block* block = first; block != nullptr; block = block == last ? nullptr : block->after) {
     if (block->state == BlockState::kAllocated) {
       tags.push_back(block->tag);
     }
-    if (block == last) {
-      return;
-    }
   }
+}
+
+std::vector<void*> tags_of(const Block* first, const Block* last) {
+  std::vector<void*> tags;
+  add_tags(first, last, tags);
+  return tags;
 }
 
 void check_bytes_of_run(std::size_t bytes) {
@@ -165,11 +169,7 @@ std::vector<void*> tags_of(std::vector<Candidate> segments) {
   std::ranges::sort(segments, {}, [](const Candidate& candidate) { return candidate.segment->address; });
   std::vector<void*> tags;
   for (const Candidate& candidate : segments) {
-    const Block* last = candidate.segment->first;
-    while (last->after != nullptr) {
-      last = last->after;
-    }
-    add_tags(candidate.segment->first, last, tags);
+    add_tags(candidate.segment->first, nullptr, tags);
   }
   return tags;
 }
@@ -207,13 +207,11 @@ std::optional<std::vector<void*>> CachingManagedAllocator::min_cost_range(std::s
   for (const Candidate& candidate : candidates) {
     unused += candidate.segment->used == 0 ? candidate.segment->bytes : 0;
   }
-  std::vector<void*> tags;
   if (unused >= wanting) {
-    return tags;
+    return std::vector<void*>();
   }
   if (best) {
-    add_tags(best->first, best->last, tags);
-    return tags;
+    return tags_of(best->first, best->last);
   }
   if (cap.cap && own > *cap.cap) {
     return std::nullopt;
@@ -243,12 +241,7 @@ std::optional<std::vector<void*>> CachingManagedAllocator::min_cost_range_near(s
     }
     last = walk_run(first, needed, cost, best, all);
   }
-  if (!best) {
-    return std::nullopt;
-  }
-  std::vector<void*> tags;
-  add_tags(best->first, best->last, tags);
-  return tags;
+  return best ? std::optional(tags_of(best->first, best->last)) : std::nullopt;
 }
 
 std::vector<void*> CachingManagedAllocator::min_cost_segments(std::size_t bytes, int device, bool for_small,
@@ -293,9 +286,7 @@ std::optional<std::vector<void*>> CachingManagedAllocator::first_fit_range(std::
       first = first == nullptr ? block : first;
       found += block->bytes;
       if (found >= needed) {
-        std::vector<void*> tags;
-        add_tags(first, block, tags);
-        return tags;
+        return tags_of(first, block);
       }
     }
   }
