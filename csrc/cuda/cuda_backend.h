@@ -5,7 +5,8 @@
 namespace torch_uvm::cuda {
 
 /// Makes CUDA the Context's backend. Does not initialise CUDA: creating the runtime does. That also replaces PyTorch's
-/// CUDA allocator by ours in both of PyTorch's tables, permanently, even if CUDA is in use.
+/// CUDA allocator by ours in both of PyTorch's tables, permanently, even if CUDA is in use. A
+/// process that is forked later knows then that the memory belongs to its parent.
 /// \throws InvalidArgument if another backend is set
 void register_backend();
 

@@ -15,8 +15,6 @@ namespace torch_uvm::cuda {
 /// workspace, PyTorch finds that one exists and frees the new one. If it was for a tensor, the workspace was only
 /// created early.
 ///
-/// - A PyTorch without a function to set the sizes reads them from the environment on each query. There they are read
-///   once per device, at the first managed allocation.
 /// - For each thread and stream, an existing workspace is looked up only at every 64th allocation of its size. After
 ///   torch._C._cuda_clearCublasWorkspaces the next workspace may be managed until then.
 /// - Temporary workspaces, such as cuDNN's, are not affected.

@@ -12,6 +12,7 @@
 #include "python/bindings.h"
 #include "tensor/dispatch/captures.h"
 #include "tensor/dispatch/deferred_updates.h"
+#include "tensor/dispatch/operand_walk.h"
 #include "tensor/dispatch/regions.h"
 #include "tensor/process/context.h"
 #include "tensor/process/process_engine.h"
@@ -23,13 +24,7 @@ namespace py = pybind11;
 
 /// nullptr if the object has no storage that the engine could move.
 c10::StorageImpl* storage_of(py::handle object) {
-  if (!THPVariable_Check(object.ptr())) {
-    return nullptr;
-  }
-  const at::Tensor& tensor = THPVariable_Unpack(object.ptr());
-  const bool may_be_managed =
-      tensor.defined() && tensor.has_storage() && !tensor.device().is_cpu() && !tensor.device().is_meta();
-  return may_be_managed ? tensor.storage().unsafeGetStorageImpl() : nullptr;
+  return THPVariable_Check(object.ptr()) ? accelerators_storage(THPVariable_Unpack(object.ptr())) : nullptr;
 }
 
 /// Runs the updates that the inputs wait for.

@@ -15,7 +15,6 @@
 #include "runtime/host_available.h"
 #include "tensor/hints/hints.h"
 #include "tensor/moves/moves.h"
-#include "tensor/moves/operators.h"
 #include "tensor/process/budgets.h"
 #include "tensor/process/context.h"
 #include "tensor/process/switch.h"

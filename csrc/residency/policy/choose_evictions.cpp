@@ -24,7 +24,8 @@ class Belady {
     }
   }
 
-  void run() {
+  /// Sets the schedule's evictions and uses in place.
+  void run(Schedule& schedule) {
     for (std::uint32_t value = 0; value < values_.size(); ++value) {
       const Value& it = iteration_.values[value];
       if (it.created_at == kNone && !it.pinned) {
@@ -45,9 +46,6 @@ class Belady {
         run_operator(op);
       }
     }
-  }
-
-  void result(Schedule& schedule) const {
     schedule.evicted_after = leaves_[kGood];
     schedule.in_place = in_place_[kGood];
   }
@@ -259,9 +257,7 @@ class Belady {
 } // namespace
 
 void choose_evictions(Schedule& schedule, const PolicyOptions& options, std::size_t capacity) {
-  Belady belady(schedule.iteration, options, capacity);
-  belady.run();
-  belady.result(schedule);
+  Belady(schedule.iteration, options, capacity).run(schedule);
 }
 
 } // namespace torch_uvm::scheduling

@@ -11,29 +11,6 @@ namespace torch_uvm::scheduling {
 
 namespace {
 
-/// When operators begin and end if all their operands are on the device. Periods before and after the iteration count,
-/// too: operator `op` of period p has the number p * size + op.
-class Clock {
- public:
-  explicit Clock(const Iteration& iteration) : size_(iteration.size()), begins_(3 * std::size_t{size_} + 1) {
-    for (std::size_t at = 0; at + 1 < begins_.size(); ++at) {
-      begins_[at + 1] = begins_[at] + static_cast<double>(iteration.ops[at % size_].ms);
-    }
-  }
-  double begin(std::uint64_t number) const {
-    return begins_[number];
-  }
-  /// The number of operators that end by this time.
-  std::uint64_t ended_by(double time) const {
-    const auto after = std::ranges::upper_bound(begins_, time);
-    return after == begins_.begin() ? 0 : static_cast<std::uint64_t>(after - begins_.begin()) - 1;
-  }
-
- private:
-  std::uint32_t size_;
-  std::vector<double> begins_; ///< by operator, and the end of the last one
-};
-
 /// Consecutive operators, cyclically.
 struct Range {
   std::uint32_t first = 0;
@@ -309,7 +286,12 @@ void choose_evictions_in_time(Schedule& schedule, const PolicyOptions& options, 
 std::vector<std::uint32_t> latest_fetches(const Schedule& schedule, const LinkRates& rates) {
   const Iteration& iteration = schedule.iteration;
   const std::uint32_t size = iteration.size();
-  const Clock clock(iteration);
+  // When operators begin if all their operands are on the device. Periods before and after the iteration count, too:
+  // operator `op` of period p has the number p * size + op.
+  std::vector<double> begins(3 * std::size_t{size} + 1);
+  for (std::size_t number = 0; number + 1 < begins.size(); ++number) {
+    begins[number + 1] = begins[number] + static_cast<double>(iteration.ops[number % size].ms);
+  }
   std::vector<std::pair<std::uint32_t, std::uint32_t>> returning; // the operator that needs a value, and the use before
   for (std::uint32_t use = 0; use < iteration.uses.size(); ++use) {
     const std::uint32_t next = iteration.uses[use].next;
@@ -324,8 +306,9 @@ std::vector<std::uint32_t> latest_fetches(const Schedule& schedule, const LinkRa
     for (const auto& [op, use] : returning) {
       const std::uint64_t need = std::uint64_t{period} * size + op;
       const double bytes = static_cast<double>(iteration.values[iteration.uses[use].value].bytes);
-      link_free = std::min(clock.begin(need), link_free) - bytes / rates.into;
-      const std::uint64_t ended = clock.ended_by(std::max(link_free, 0.0));
+      link_free = std::min(begins[need], link_free) - bytes / rates.into;
+      const auto running = std::ranges::upper_bound(begins, std::max(link_free, 0.0)); // after the first, which is 0
+      const auto ended = static_cast<std::uint64_t>(running - begins.begin()) - 1;
       ahead[use] = static_cast<std::uint32_t>(std::min<std::uint64_t>(need - std::min(need, ended), size - 1));
     }
   }

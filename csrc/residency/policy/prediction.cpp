@@ -63,7 +63,8 @@ class Timeline {
   bool run(std::uint32_t op) {
     host_ += static_cast<double>(iteration_.ops[op].host_ms);
     now_ = std::max(now_, host_);
-    start_fetches(now_);
+    while (start_fetch(now_)) {
+    }
     double start = now_, read = 0, written = 0, made = 0;
     for (std::uint32_t use = iteration_.use_begin[op]; use < iteration_.use_begin[op + 1]; ++use) {
       const Use& it = iteration_.uses[use];
@@ -80,7 +81,7 @@ class Timeline {
         made += is_resident(it.value) ? 0 : bytes(it.value); // what is made again takes its own place
       } else {
         while (!is_resident(it.value)) {
-          if (!start_next_fetch()) {
+          if (!start_fetch(kNever)) {
             return false;
           }
         }
@@ -140,16 +141,11 @@ class Timeline {
     }
   }
 
-  /// Starts the pending fetches that find room by then.
-  void start_fetches(double until) {
-    while (!pending_.empty() && start_first(until)) {
+  /// Starts the first pending fetch. \return false: there is none, or no room for it by then
+  bool start_fetch(double until) {
+    if (pending_.empty()) {
+      return false;
     }
-  }
-  /// Starts the first pending fetch, whenever there is room.
-  bool start_next_fetch() {
-    return !pending_.empty() && start_first(kNever);
-  }
-  bool start_first(double until) {
     const auto [value, issued] = pending_.front();
     if (!is_resident(value)) {
       const double begin = take(bytes(value), std::max(issued, link_.free_at(LinkClock::kToDevice)), until);

@@ -1,5 +1,3 @@
-#include "tensor/dispatch/deferred_update.h"
-
 #include <ATen/core/List.h>
 #include <ATen/core/function_schema.h>
 #include <c10/core/GradMode.h>
@@ -10,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "tensor/dispatch/deferred_updates.h"
 #include "tensor/process/switch.h"
 
 namespace torch_uvm {

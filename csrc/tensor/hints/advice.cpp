@@ -9,8 +9,8 @@
 #include "tensor/process/context.h"
 #include "tensor/process/machine.h"
 #include "tensor/storage/advice_registry.h"
-#include "tensor/storage/allocator_storage.h"
 #include "tensor/storage/labels.h"
+#include "tensor/storage/user_allocators.h"
 
 namespace torch_uvm {
 namespace {

@@ -6,9 +6,9 @@
 #include <map>
 
 #include "allocator/caching/block.h"
-#include "tensor/storage/allocator_storage.h"
 #include "tensor/storage/labels.h"
 #include "tensor/storage/managed_storage.h"
+#include "tensor/storage/user_allocators.h"
 
 namespace torch_uvm {
 namespace {

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "tensor/moves/moves.h"
-#include "tensor/moves/operators.h"
 #include "tensor/storage/managed_storage.h"
 
 namespace torch_uvm {

@@ -16,16 +16,15 @@
 #include "runtime/error.h"
 #include "tensor/dispatch/kernels.h"
 #include "tensor/hints/hints.h"
-#include "tensor/moves/operators.h"
 #include "tensor/process/context.h"
 #include "tensor/process/machine.h"
 #include "tensor/process/streams.h"
 #include "tensor/process/switch.h"
 #include "tensor/storage/adopted_storage.h"
-#include "tensor/storage/allocator_storage.h"
 #include "tensor/storage/block_storage.h"
 #include "tensor/storage/labels.h"
 #include "tensor/storage/managed_storage.h"
+#include "tensor/storage/user_allocators.h"
 
 namespace torch_uvm {
 namespace {

@@ -1,7 +1,7 @@
-#include "tensor/moves/operators.h"
-
+// The operators torch_uvm::move and torch_uvm::managed_copy.
 #include <torch/library.h>
 
+#include "tensor/moves/moves.h"
 #include "tensor/storage/managed_storage.h"
 
 namespace torch_uvm {

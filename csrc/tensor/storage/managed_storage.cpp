@@ -19,7 +19,6 @@
 #include "tensor/process/process_engine.h"
 #include "tensor/process/switch.h"
 #include "tensor/storage/adopted_storage.h"
-#include "tensor/storage/allocator_storage.h"
 #include "tensor/storage/block_storage.h"
 #include "tensor/storage/labels.h"
 #include "tensor/storage/user_allocators.h"
