@@ -9,7 +9,7 @@
 #include "cuda/cuda_calls.h"
 #include "runtime/bytes.h"
 #include "runtime/error.h"
-#include "runtime/host_available.h"
+#include "runtime/host_memory.h"
 
 namespace torch_uvm::cuda {
 namespace {

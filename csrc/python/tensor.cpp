@@ -12,7 +12,7 @@
 #include "config/options.h"
 #include "python/bindings.h"
 #include "runtime/bytes.h"
-#include "runtime/host_available.h"
+#include "runtime/host_memory.h"
 #include "tensor/hints/hints.h"
 #include "tensor/moves/moves.h"
 #include "tensor/process/budgets.h"

@@ -1,4 +1,4 @@
-#include "runtime/host_available.h"
+#include "runtime/host_memory.h"
 
 #include <algorithm>
 #include <fstream>

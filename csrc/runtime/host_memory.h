@@ -1,8 +1,11 @@
-// Host memory from mmap, for the runtimes without CUDA, and control over what a forked child inherits of it.
+// Host memory: from mmap, for the runtimes without CUDA; what a forked child inherits of it; which of it is a file; how
+// much the host has.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <iosfwd>
+#include <string>
 
 namespace torch_uvm {
 
@@ -45,5 +48,30 @@ void* copy_pages(AddressRange pages) noexcept;
 /// In the child: moves a copy to the address of its original, where nothing may be mapped.
 /// \return false: the move failed, and the copy stays where it was
 bool move_pages(void* copy, AddressRange to) noexcept;
+
+// --- mapped_file.cpp
+
+/// Whether the whole range lies in writable private mappings of files, whose pages are copied when they are written. It
+/// is what torch.load(mmap=True) and safetensors make. False if it cannot be found out; does not fail.
+bool is_private_file_mapping(const void* ptr, std::size_t bytes) noexcept;
+
+/// The same for the contents of a file like /proc/self/maps, for tests.
+bool is_private_file_mapping(std::istream& maps, AddressRange range);
+
+// --- host_available.cpp: the host's available and total memory, read from /proc and /sys
+
+/// Bytes that the operating system could give a new program: Linux's MemAvailable, or less if a control group limits
+/// this process; SIZE_MAX if the system reports neither. Does not fail.
+/// \param root of /proc and /sys: "" is the real system; tests create their own files
+std::size_t operating_system_memory_available(const std::string& root = "");
+
+/// Bytes of memory that this process could have if no other ran: Linux's MemTotal, or the limit of a control group.
+/// Otherwise the same.
+std::size_t operating_system_memory_total(const std::string& root = "");
+
+/// What may be pinned of the host's available memory: all but a reserve for the rest of the machine, a sixteenth of its
+/// memory and at least 2 GiB, but at most half of what is available.
+/// \param available,total SIZE_MAX if the system does not report them. \return SIZE_MAX if `available` is
+std::size_t spare_host_memory(std::size_t available, std::size_t total);
 
 } // namespace torch_uvm

@@ -1,4 +1,4 @@
-#include "runtime/mapped_file.h"
+#include "runtime/host_memory.h"
 
 #include <cinttypes>
 #include <cstdint>

@@ -3,7 +3,7 @@
 #include <thread>
 
 #include "cuda_rig.h"
-#include "runtime/host_available.h"
+#include "runtime/host_memory.h"
 
 using namespace contract;
 using namespace cuda_rig;

@@ -15,7 +15,7 @@
 #include "recording/recording_runtime.h"
 #include "runtime/bytes.h"
 #include "runtime/emulated/emulated_runtime.h"
-#include "runtime/host_available.h"
+#include "runtime/host_memory.h"
 
 using namespace torch_uvm;
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "harness.h"
-#include "runtime/mapped_file.h"
+#include "runtime/host_memory.h"
 
 using namespace torch_uvm;
 

@@ -6,7 +6,7 @@
 #include "allocator_rig.h"
 #include "emulated_helpers.h"
 #include "harness.h"
-#include "runtime/host_available.h"
+#include "runtime/host_memory.h"
 
 using namespace torch_uvm;
 using namespace emulated_helpers;

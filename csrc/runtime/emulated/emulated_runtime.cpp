@@ -6,7 +6,6 @@
 #include <string>
 
 #include "runtime/bytes.h"
-#include "runtime/host_available.h"
 #include "runtime/host_memory.h"
 
 namespace torch_uvm {

@@ -3,7 +3,7 @@
 #include <mutex>
 #include <utility>
 
-#include "runtime/mapped_file.h"
+#include "runtime/host_memory.h"
 #include "tensor/moves/moves.h"
 #include "tensor/process/context.h"
 #include "tensor/process/machine.h"

@@ -5,7 +5,7 @@
 #include <ctime>
 #include <utility>
 
-#include "runtime/host_available.h"
+#include "runtime/host_memory.h"
 #include "tensor/process/context.h"
 #include "tensor/process/machine.h"
 #include "tensor/process/process_engine.h"
