@@ -46,21 +46,13 @@ class Unobserved {
  public:
   Unobserved(std::string name, const py::sequence& constants, const std::optional<std::set<std::size_t>>& written,
              py::object unwritten)
-      : name_(std::move(name)), constants_(constants), writes_all_(!written), unwritten_(std::move(unwritten)) {
+      : name(std::move(name)), constants_(constants), writes_all_(!written), unwritten_(std::move(unwritten)) {
     static std::uint64_t made = 0; // guarded by the GIL
-    key_ = ++made;
+    key = ++made;
     for (const std::size_t index : written.value_or(std::set<std::size_t>())) {
       written_.resize(std::max(written_.size(), index + 1));
       written_[index] = true;
     }
-  }
-
-  /// Identifies it to the policy.
-  std::uint64_t key() const {
-    return key_;
-  }
-  const char* name() const {
-    return name_.c_str();
   }
 
   /// What a call with these inputs uses.
@@ -82,6 +74,9 @@ class Unobserved {
     return found;
   }
 
+  std::uint64_t key = 0; ///< identifies it to the policy
+  std::string name;
+
  private:
   bool writes(std::size_t index, py::handle input) const {
     if (writes_all_ || (index < written_.size() && written_[index])) {
@@ -92,8 +87,6 @@ class Unobserved {
            PyType_IsSubtype(Py_TYPE(input.ptr()), reinterpret_cast<PyTypeObject*>(unwritten_.ptr())) == 0;
   }
 
-  std::uint64_t key_ = 0;
-  std::string name_;
   py::tuple constants_;
   std::vector<bool> written_; ///< by input
   bool writes_all_;
@@ -118,7 +111,7 @@ std::unique_ptr<Region> enter_region(const Unobserved& graph, const py::sequence
     return region;
   }
   const std::vector<Region::Input> storages = graph.storages(inputs);
-  return without_gil([&] { return Region::enter(*engine, graph.key(), graph.name(), storages); });
+  return without_gil([&] { return Region::enter(*engine, graph.key, graph.name.c_str(), storages); });
 }
 
 /// Code whose uses are declared, from here until `leave_use`, on any thread.
@@ -128,7 +121,7 @@ std::unique_ptr<WorkUnderWay> use(const Unobserved& code, const py::sequence& in
     return nullptr;
   }
   const std::vector<Region::Input> storages = code.storages(inputs);
-  return without_gil([&] { return std::make_unique<WorkUnderWay>(*engine, code.key(), code.name(), storages); });
+  return without_gil([&] { return std::make_unique<WorkUnderWay>(*engine, code.key, code.name.c_str(), storages); });
 }
 
 void leave_region(Region& region, const py::object& outputs) {

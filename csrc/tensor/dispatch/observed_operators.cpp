@@ -21,29 +21,31 @@ constexpr std::array<std::string_view, 6> kNotInGroups = {"c10d::allreduce_",
 } // namespace
 
 ObservedOperator::ObservedOperator(const c10::FunctionSchema& schema)
-    : name_(schema.name()), overload_(schema.overload_name()), key_(std::hash<std::string>{}(name_ + "." + overload_)) {
-  transparent_ = std::ranges::any_of(schema.returns(), [](const c10::Argument& returned) {
+    : name(schema.name()),
+      key(std::hash<std::string>{}(name + "." + schema.overload_name())),
+      overload_(schema.overload_name()) {
+  transparent = std::ranges::any_of(schema.returns(), [](const c10::Argument& returned) {
     return returned.alias_info() != nullptr && !returned.alias_info()->isWrite();
   });
-  if (name_ == "torch_uvm::move") {
-    transparent_ = false; // also a view, but the new label shares the device copy, so the bytes must be there
+  if (name == "torch_uvm::move") {
+    transparent = false; // also a view, but the new label shares the device copy, so the bytes must be there
   }
-  collective_ = name_.starts_with("c10d");
-  const bool alone = std::ranges::find(kNotInGroups, name_) != kNotInGroups.end();
+  collective = name.starts_with("c10d");
+  const bool alone = std::ranges::find(kNotInGroups, name) != kNotInGroups.end();
   for (const c10::Argument& argument : schema.arguments()) {
     if (alone && (argument.name() == "async_op" || argument.name() == "asyncOp")) {
       async_op_ = writes_.size();
     }
     // Collectives write to their arguments without declaring it.
-    const bool unsaid = collective_ || writes_unsaid(name_, argument.name());
+    const bool unsaid = collective || writes_unsaid(name, argument.name());
     writes_.push_back(unsaid || (argument.alias_info() != nullptr && argument.alias_info()->isWrite()));
   }
-  in_place_ok_ =
-      std::ranges::any_of(kUsesEachByteOnce, [&](std::string_view prefix) { return name_.starts_with(prefix); });
+  in_place_ok =
+      std::ranges::any_of(kUsesEachByteOnce, [&](std::string_view prefix) { return name.starts_with(prefix); });
 }
 
-bool ObservedOperator::is(const char* name, const char* overload) const {
-  return std::strcmp(name_.c_str(), name) == 0 && std::strcmp(overload_.c_str(), overload) == 0;
+bool ObservedOperator::is(const char* other, const char* overload) const {
+  return std::strcmp(name.c_str(), other) == 0 && std::strcmp(overload_.c_str(), overload) == 0;
 }
 
 const ObservedOperator& ObservedOperators::of(const at::RecordFunction& function) {

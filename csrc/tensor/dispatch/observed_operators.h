@@ -22,26 +22,13 @@ enum class SentBy : std::uint8_t {
   kPerhapsAGroup, ///< at the latest when its group ends
 };
 
-class ObservedOperator {
- public:
+struct ObservedOperator {
   ObservedOperator() = default; ///< not an operator but a range that PyTorch names, as around a node of the backward
   explicit ObservedOperator(const c10::FunctionSchema& schema);
 
-  /// Not an operator, or returns a view of an input. The watcher ignores it and sees the operators that it calls.
-  bool is_transparent() const {
-    return transparent_;
-  }
   /// Whether it writes to the tensors of the input at an index.
   bool writes(std::size_t input) const {
     return input < writes_.size() && writes_[input];
-  }
-  /// It touches each byte about once, so it may use host copies in place: fused and foreach operators, embeddings.
-  bool in_place_ok() const {
-    return in_place_ok_;
-  }
-  /// A c10d collective: its work may continue on internal streams after the operator has returned.
-  bool is_collective() const {
-    return collective_;
   }
   /// Of a collective with these inputs.
   SentBy sent_by(c10::ArrayRef<const c10::IValue> inputs) const {
@@ -50,22 +37,19 @@ class ObservedOperator {
     }
     return inputs[async_op_].isBool() && !inputs[async_op_].toBool() ? SentBy::kCurrentStream : SentBy::kOwnStream;
   }
-  OperatorKey key() const {
-    return key_;
-  }
-  const std::string& name() const {
-    return name_;
-  }
+  bool is(const char* other, const char* overload) const;
 
-  bool is(const char* name, const char* overload) const;
+  std::string name;
+  OperatorKey key = 0;
+  /// Not an operator, or returns a view of an input. The watcher ignores it and sees the operators that it calls.
+  bool transparent = true;
+  /// It touches each byte about once, so it may use host copies in place: fused and foreach operators, embeddings.
+  bool in_place_ok = false;
+  /// A c10d collective: its work may continue on internal streams after the operator has returned.
+  bool collective = false;
 
  private:
-  std::string name_;
   std::string overload_;
-  OperatorKey key_ = 0;
-  bool transparent_ = true;
-  bool in_place_ok_ = false;
-  bool collective_ = false;
   std::size_t async_op_ = SIZE_MAX; ///< the index of that argument
   std::vector<bool> writes_;
 };

@@ -49,8 +49,8 @@ struct ThreadState {
   void begin_outermost(const at::RecordFunction& function, const ObservedOperator& op) {
     frame.reset();
     frame.thread = program_thread();
-    frame.key = op.key();
-    frame.name = op.name().c_str(); // elements of `known` do not move
+    frame.key = op.key;
+    frame.name = op.name.c_str(); // elements of `known` do not move
     outermost = &function;
     running = &frame;
   }

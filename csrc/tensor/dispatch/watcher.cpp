@@ -115,7 +115,7 @@ std::unique_ptr<at::ObserverContext> before_operator(const at::RecordFunction& f
       }
     }
     const ObservedOperator& op = mine.known.of(function);
-    if (op.is_transparent()) {
+    if (op.transparent) {
       return nullptr;
     }
     if (deferred) {
@@ -141,10 +141,10 @@ std::unique_ptr<at::ObserverContext> before_operator(const at::RecordFunction& f
       if (inputs.accelerator) { // pin operands that only the nested operator has, or its allocations could evict them
         const Engine::Lock lock(*engine);
         look_up(mine, *engine, op);
-        mine.sent_by = op.is_collective() ? op.sent_by(function.inputs()) : mine.sent_by;
+        mine.sent_by = op.collective ? op.sent_by(function.inputs()) : mine.sent_by;
         engine->begin_nested(*mine.running, mine.operands, mine.streams.get());
         for (const Engine::Operand& operand : mine.operands) {
-          operand.record->collective = operand.record->collective || op.is_collective();
+          operand.record->collective = operand.record->collective || op.collective;
         }
       }
       return nullptr;
@@ -156,7 +156,7 @@ std::unique_ptr<at::ObserverContext> before_operator(const at::RecordFunction& f
       look_up(mine, *engine, op);
       mine.sent_by = op.sent_by(function.inputs());
       engine->begin(mine.frame,
-                    {op.key(), op.name().c_str(), op.in_place_ok(), op.is_collective(),
+                    {op.key, op.name.c_str(), op.in_place_ok, op.collective,
                      /*region=*/false, !engine->may_run_unwatched() || !may_be_nested()},
                     mine.operands, mine.streams.get());
     }
