@@ -73,8 +73,29 @@ class PinnedSegmentSource final : public SegmentSource {
  public:
   explicit PinnedSegmentSource(ManagedRuntime& runtime, std::optional<std::size_t> limit = std::nullopt)
       : runtime_(runtime), limit_(limit) {}
-  void* allocate(std::size_t bytes, Location home) override;
-  void free(void* ptr, std::size_t bytes) noexcept override;
+  void* allocate(std::size_t bytes, Location /*home*/) override {
+    {
+      const std::lock_guard lock(mutex_);
+      if (limit_ && (bytes > *limit_ || bytes_ > *limit_ - bytes)) {
+        throw OutOfMemory(OutOfMemory::Cause::kLimit, bytes,
+                          "The limit of pinned host memory is " + format_bytes(*limit_) + ", of which " +
+                              format_bytes(bytes_) + " are in use; " + format_bytes(bytes) + " were asked for");
+      }
+      bytes_ += bytes; // counted before the runtime call, so that two threads cannot both take the last bytes
+    }
+    try {
+      return runtime_.allocate_pinned(bytes);
+    } catch (...) {
+      const std::lock_guard lock(mutex_);
+      bytes_ -= bytes;
+      throw;
+    }
+  }
+  void free(void* ptr, std::size_t bytes) noexcept override {
+    runtime_.free_pinned(ptr);
+    const std::lock_guard lock(mutex_);
+    bytes_ -= bytes;
+  }
   bool is_managed() const override {
     return false;
   }
@@ -86,9 +107,19 @@ class PinnedSegmentSource final : public SegmentSource {
   }
 
   /// Limits the bytes pinned at any time; nullopt removes the limit. Memory already pinned above a new limit stays.
-  void set_limit(std::optional<std::size_t> bytes);
-  std::optional<std::size_t> limit() const;
-  std::size_t bytes() const; ///< currently pinned
+  void set_limit(std::optional<std::size_t> bytes) {
+    const std::lock_guard lock(mutex_);
+    limit_ = bytes;
+  }
+  std::optional<std::size_t> limit() const {
+    const std::lock_guard lock(mutex_);
+    return limit_;
+  }
+  /// Currently pinned.
+  std::size_t bytes() const {
+    const std::lock_guard lock(mutex_);
+    return bytes_;
+  }
 
  private:
   ManagedRuntime& runtime_;

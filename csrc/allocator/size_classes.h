@@ -61,11 +61,6 @@ constexpr std::size_t block_bytes(std::size_t requested, std::size_t whole_pages
                                                         : kLargeGranularity);
 }
 
-/// Alignment of such a block in managed memory.
-constexpr std::size_t block_alignment(std::size_t requested) {
-  return requested < kWholePagesRequest ? kBlockAlignment : kLargeGranularity;
-}
-
 /// The pool under which the statistics count a size class.
 constexpr PoolKind pool_kind(SizeClass kind) {
   return kind == SizeClass::kSmall ? PoolKind::kSmall : PoolKind::kLarge;

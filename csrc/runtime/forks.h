@@ -11,6 +11,13 @@
 
 namespace torch_uvm {
 
+/// For managed memory in a forked child, which has none.
+[[noreturn]] inline void refuse_in_child() {
+  throw RuntimeFailure(
+      "managed memory is not available in a forked child process: it belongs to the parent. Start the process with the "
+      "spawn method to use it there");
+}
+
 /// Remembers in which process it was made.
 class ForkWatch {
  public:
@@ -26,6 +33,13 @@ class ForkWatch {
   /// Whether this process was forked, directly or not, from the one in which the object was made.
   bool in_child() const noexcept {
     return forks_.load(std::memory_order_relaxed) != born_;
+  }
+
+  /// \throws RuntimeFailure if it was
+  void check_not_in_child() const {
+    if (in_child()) {
+      refuse_in_child();
+    }
   }
 
  private:

@@ -82,9 +82,7 @@ Allocation Arena::allocate(std::size_t bytes, Location home, Stream stream) {
   if (bytes == 0) {
     return {};
   }
-  if (forks_.in_child()) {
-    throw RuntimeFailure("an arena's memory is not available in a forked child process: it belongs to the parent");
-  }
+  forks_.check_not_in_child();
   if (bytes > kLargestRequest) {
     throw OutOfMemory(OutOfMemory::Cause::kHost, bytes,
                       format_bytes(bytes) + " requested from " + description() + "; no machine has that much");
@@ -188,7 +186,9 @@ Outlived Arena::pop() {
   if (open_ == 0) {
     throw InvalidArgument("a scope of an arena ends, but none is open");
   }
-  return reclaim(scopes_[open_--], unused);
+  Outlived outlived;
+  reclaim(scopes_[open_--], unused, outlived);
+  return outlived;
 }
 
 Outlived Arena::reset() {
@@ -199,17 +199,14 @@ Outlived Arena::reset() {
   Outlived outlived;
   const std::lock_guard lock(mutex_);
   for (Scope& scope : scopes_) {
-    const Outlived here = reclaim(scope, unused);
-    outlived.allocations += here.allocations;
-    outlived.bytes += here.bytes;
+    reclaim(scope, unused, outlived);
   }
   return outlived;
 }
 
 /// Empties the blocks of a scope. Blocks in use stay with their allocations, and are no longer the scope's.
 /// \param dropped receives what the scope no longer has
-Outlived Arena::reclaim(Scope& scope, Blocks& dropped) {
-  Outlived outlived;
+void Arena::reclaim(Scope& scope, Blocks& dropped, Outlived& outlived) {
   for (auto& [stream, blocks] : scope) {
     for (const std::shared_ptr<Block>& block : blocks) {
       outlived.allocations += block->allocations;
@@ -218,7 +215,6 @@ Outlived Arena::reclaim(Scope& scope, Blocks& dropped) {
     }
     move_if(blocks, dropped, [](const Block& block) { return block.allocations != 0 || block.shared; });
   }
-  return outlived;
 }
 
 } // namespace torch_uvm

@@ -75,7 +75,7 @@ class Arena final : public Allocator {
 
   // Require the mutex:
   Allocation take(const std::shared_ptr<Block>& block, std::size_t bytes, std::size_t rounded);
-  static Outlived reclaim(Scope& scope, Blocks& dropped);
+  static void reclaim(Scope& scope, Blocks& dropped, Outlived& outlived);
 
   const std::shared_ptr<Allocator> upstream_;
   const ArenaOptions options_;

@@ -5,6 +5,7 @@
 
 #include "allocator/caching/state.h"
 #include "allocator/invariants.h"
+#include "runtime/forks.h"
 
 namespace torch_uvm {
 
@@ -66,9 +67,7 @@ void CachingManagedAllocator::State::check_stream(Stream stream) const {
 
 void CachingManagedAllocator::State::check_not_forked() const {
   if (in_forked_child) {
-    throw RuntimeFailure(
-        "managed memory is not available in a forked child process: it belongs to the parent. Start the process "
-        "with the spawn method to use it there");
+    refuse_in_child();
   }
 }
 
@@ -316,6 +315,14 @@ Statistics CachingManagedAllocator::statistics(std::optional<Location> home) con
   }
   const std::lock_guard lock(state_->mutex);
   return state_->pool_statistics.statistics(home);
+}
+
+Levels CachingManagedAllocator::levels(std::optional<Location> home) const {
+  if (home) {
+    state_->check_location(*home);
+  }
+  const std::lock_guard lock(state_->mutex);
+  return state_->pool_statistics.levels(home);
 }
 
 void CachingManagedAllocator::reset_peak_statistics(std::optional<Location> home) {

@@ -1,4 +1,4 @@
-// Checks every invariant. All redundant state is recounted here.
+// Inspection: a snapshot, and a check of every invariant, which recounts all redundant state.
 #include <algorithm>
 #include <map>
 #include <sstream>
@@ -177,6 +177,34 @@ std::optional<std::string> CachingManagedAllocator::State::check() const {
                     taken(device), " bytes of segments, above its budget of ", budget.cap.value_or(0));
   }
   return findings.first();
+}
+
+std::vector<SegmentInfo> CachingManagedAllocator::snapshot() const {
+  const std::lock_guard lock(state_->mutex);
+  std::vector<SegmentInfo> snapshot;
+  snapshot.reserve(state_->heap.segments().size());
+  for (const auto& [address, segment] : state_->heap.segments()) {
+    SegmentInfo& info = snapshot.emplace_back();
+    info.address = address;
+    info.bytes = segment.bytes;
+    info.home = segment.home;
+    info.kind = pool_kind(segment.size_class);
+    for (const Block* block = segment.first; block != nullptr; block = block->after) {
+      const BlockInfo::State state = block->state == BlockState::kAllocated ? BlockInfo::State::kAllocated
+                                     : block->state == BlockState::kPending ? BlockInfo::State::kPendingFree
+                                                                            : BlockInfo::State::kFree; // or reserved
+      info.blocks.push_back(BlockInfo{block->address, block->bytes, block->requested, state, block->free_list->home,
+                                      block->free_list->stream});
+      if (state != BlockInfo::State::kFree) {
+        info.active_bytes += block->bytes;
+      }
+      if (state == BlockInfo::State::kAllocated) {
+        info.allocated_bytes += block->bytes;
+        info.requested_bytes += block->requested;
+      }
+    }
+  }
+  return snapshot;
 }
 
 } // namespace torch_uvm

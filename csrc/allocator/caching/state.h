@@ -8,7 +8,7 @@
 //   stream_order.h                 events that order one stream's reuse after another's work
 //   pool_statistics.h              stored statistics
 //   fork_copies.h, fork.cpp        copies for a forked child
-//   snapshot.cpp, check.cpp   inspection
+//   check.cpp                      inspection
 // and in pressure/:
 //   failure_path.cpp               what is tried before OutOfMemory is raised
 //   caps.cpp, min_cost_range.cpp   a device's cap, and what to evict to make room
@@ -109,7 +109,8 @@ struct CachingManagedAllocator::State {
   /// Alignment of a request's block. Under a cap, and in the failure path's last resort, an unaligned block is better
   /// than none.
   std::size_t alignment_of(const Request& request) const {
-    return cap_of(request.home) || !request.aligned ? kBlockAlignment : block_alignment(request.bytes);
+    const bool fills_pages = request.bytes >= kWholePagesRequest && !cap_of(request.home) && request.aligned;
+    return fills_pages ? kLargeGranularity : kBlockAlignment;
   }
   /// Size of the block that serves a request.
   std::size_t bytes_for(std::size_t requested, Location home) const {

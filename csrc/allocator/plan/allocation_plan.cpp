@@ -83,18 +83,10 @@ AllocationPlan::~AllocationPlan() {
   schedule_.reset(); // while the members that ~Schedule uses still exist
 }
 
-void AllocationPlan::check_not_forked() const {
-  if (forks_.in_child()) {
-    throw RuntimeFailure(
-        "managed memory is not available in a forked child process: it belongs to the parent. Start the process with "
-        "the spawn method to use it there");
-  }
-}
-
 // --- iterations -----------------------------------------------------------------------------------------------
 
 void AllocationPlan::begin_iteration() {
-  check_not_forked();
+  forks_.check_not_in_child();
   std::unique_lock lock(mutex_);
   if (in_iteration_) {
     throw InvalidArgument("an iteration of the plan begins while one is under way; they do not nest");
@@ -122,7 +114,7 @@ void AllocationPlan::begin_iteration() {
 }
 
 void AllocationPlan::end_iteration() {
-  check_not_forked();
+  forks_.check_not_in_child();
   std::shared_ptr<Schedule> old; // destroyed without the mutex
   std::vector<Slot> record;
   {
@@ -186,7 +178,7 @@ bool AllocationPlan::is_free(const Slot& slot) {
 }
 
 Allocation AllocationPlan::allocate(std::size_t bytes, Location home, Stream stream) {
-  check_not_forked();
+  forks_.check_not_in_child();
   std::uint32_t iteration = 0;
   std::size_t entry = 0;
   if (home == home_ && bytes > 0) {
@@ -256,7 +248,7 @@ void AllocationPlan::record_stream(const Allocation& allocation, Stream stream) 
   if (allocation.handle == nullptr) {
     return;
   }
-  check_not_forked();
+  forks_.check_not_in_child();
   const auto& slot = *static_cast<Slot*>(allocation.handle);
   if (stream == slot.request.stream) {
     return;
@@ -296,13 +288,13 @@ std::size_t AllocationPlan::release() {
 // --- statistics -----------------------------------------------------------------------------------------------
 
 AllocatorFigures AllocationPlan::figures() const {
-  check_not_forked();
+  forks_.check_not_in_child();
   const std::lock_guard lock(mutex_);
   return figures_;
 }
 
 PlanReport AllocationPlan::report() const {
-  check_not_forked();
+  forks_.check_not_in_child();
   const std::lock_guard lock(mutex_);
   PlanReport report = counts_;
   report.misses += in_iteration_ ? now_.misses : 0;

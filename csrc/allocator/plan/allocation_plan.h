@@ -88,7 +88,6 @@ class AllocationPlan final : public Allocator {
     std::int64_t misses = 0;
   };
 
-  void check_not_forked() const; ///< \throws RuntimeFailure in a forked child
   // Require the mutex:
   Slot* next_slot(std::size_t bytes, Stream stream);
   bool is_free(const Slot& slot);

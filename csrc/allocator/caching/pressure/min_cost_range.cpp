@@ -1,5 +1,6 @@
 // Which blocks to evict so that a request finds contiguous memory.
 #include <algorithm>
+#include <compare>
 #include <tuple>
 #include <vector>
 
@@ -16,10 +17,7 @@ struct Price {
   std::size_t pending = 0; ///< bytes of pending blocks, which the host would wait for
   std::size_t bytes = 0;
 
-  friend bool operator<(const Price& left, const Price& right) {
-    return std::tie(left.cost, left.allocated, left.pending, left.bytes) <
-           std::tie(right.cost, right.allocated, right.pending, right.bytes);
-  }
+  auto operator<=>(const Price&) const = default;
   void add(const Price& other) {
     cost += other.cost, allocated += other.allocated, pending += other.pending, bytes += other.bytes;
   }
