@@ -103,4 +103,9 @@ inline std::string evictions(const scheduling::Schedule& schedule) {
   return text;
 }
 
+/// The iteration of the last `operators`, which repeat.
+inline Iteration make_iteration(const OperatorLog& log, std::uint64_t operators) {
+  return make_iteration(log, operators, operators);
+}
+
 } // namespace script

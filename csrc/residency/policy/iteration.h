@@ -92,9 +92,6 @@ struct Iteration {
 /// \param period of the operators, and of as many before them: temporaries of the period before that are still alive
 ///   map to the values of the last one. 0: they do not repeat
 Iteration make_iteration(const OperatorLog& log, std::uint64_t operators, std::uint64_t period);
-inline Iteration make_iteration(const OperatorLog& log, std::uint64_t operators) {
-  return make_iteration(log, operators, operators);
-}
 
 /// Bytes of the temporaries of the `operators` before the last `operators`, which are equal, that are still alive when
 /// their counterparts are created: a cache that grows, results that a variable holds until it is assigned again. An

@@ -76,7 +76,9 @@ std::map<const void*, Asked> by_storage(const std::vector<at::Tensor>& tensors) 
     if (has_bytes(tensor) && tensor.numel() != 0) {
       Asked& one = asked[data_of(tensor.storage()).get()];
       one.first = one.first == nullptr ? &tensor : one.first;
-      unite(one.runs, runs_of(tensor, has_too_many_runs(tensor) ? kCoarse : 0));
+      const Ranges runs = runs_of(tensor, has_too_many_runs(tensor) ? kCoarse : 0);
+      one.runs.insert(one.runs.end(), runs.begin(), runs.end());
+      normalise(one.runs);
     }
   }
   return asked;

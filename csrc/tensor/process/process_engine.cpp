@@ -132,10 +132,6 @@ bool forget_record(Block* block) {
   return record != nullptr;
 }
 
-void note_freed() noexcept {
-  engine_in_use()->freed();
-}
-
 void forget_outlived(Block* block) {
   Engine* const engine = engine_in_use();
   if (engine != nullptr && block != nullptr && !Context::forked()) {

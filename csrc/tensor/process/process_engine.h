@@ -49,9 +49,8 @@ void end_engine_capture(std::uint64_t capture) noexcept;
 /// Managed memory was allocated for a device.
 void note_allocation(int device, std::size_t bytes);
 
-/// A managed block is about to be freed. \return whether to call `note_freed` after the free
+/// A managed block is about to be freed. \return whether to call Engine::freed after the free
 bool forget_record(Block* block);
-void note_freed() noexcept;
 
 /// One of several storages (labels) on a managed block has expired; others are still live.
 void forget_outlived(Block* block);

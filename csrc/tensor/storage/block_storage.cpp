@@ -34,7 +34,7 @@ void delete_managed(void* block) {
   forget_hints(static_cast<Block*>(block));
   free(Context::get().managed_allocator(), static_cast<Block*>(block));
   if (known) {
-    note_freed();
+    engine_in_use()->freed();
   }
 }
 

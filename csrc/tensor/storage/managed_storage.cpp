@@ -210,11 +210,9 @@ void record_stream(const c10::DataPtr& data, Stream stream) {
     note_adopted_use(bytes, stream.device);
     return;
   }
-  Block* block = block_of(data);
-  if (block == nullptr) {
-    return;
+  if (Block* const block = block_of(data)) {
+    (is_managed(data) ? Context::get().managed_allocator() : *plain_allocator()).record_stream(block, stream);
   }
-  (is_managed(data) ? Context::get().managed_allocator() : *plain_allocator()).record_stream(block, stream);
 }
 
 } // namespace torch_uvm

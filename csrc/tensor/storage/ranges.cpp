@@ -31,9 +31,4 @@ Ranges within(const Ranges& ranges, Range range) {
   return inside;
 }
 
-void unite(Ranges& into, const Ranges& added) {
-  into.insert(into.end(), added.begin(), added.end());
-  normalise(into);
-}
-
 } // namespace torch_uvm

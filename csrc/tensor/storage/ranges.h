@@ -14,7 +14,5 @@ using Ranges = std::vector<Range>; ///< unless noted: sorted, non-empty, neither
 void normalise(Ranges& ranges);
 /// The intersection of a set with a range, found by binary search. Ranges of the set may be adjacent.
 Ranges within(const Ranges& ranges, Range range);
-/// Adds a set to `into`.
-void unite(Ranges& into, const Ranges& added);
 
 } // namespace torch_uvm

@@ -3,7 +3,6 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <exception>
 #include <mutex>
 #include <unordered_map>
 #include <utility>
