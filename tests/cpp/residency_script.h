@@ -12,6 +12,15 @@
 #include "residency/policy/operator_log.h"
 #include "residency/policy/schedule.h"
 
+namespace torch_uvm::scheduling {
+
+/// The iteration of the last `operators`, which repeat.
+inline Iteration make_iteration(const OperatorLog& log, std::uint64_t operators) {
+  return make_iteration(log, operators, operators);
+}
+
+} // namespace torch_uvm::scheduling
+
 namespace script {
 
 using namespace torch_uvm;
@@ -101,11 +110,6 @@ inline std::string evictions(const scheduling::Schedule& schedule) {
     }
   }
   return text;
-}
-
-/// The iteration of the last `operators`, which repeat.
-inline Iteration make_iteration(const OperatorLog& log, std::uint64_t operators) {
-  return make_iteration(log, operators, operators);
 }
 
 } // namespace script

@@ -27,7 +27,7 @@ std::string write_backs(Schedule& schedule) {
 
 Schedule scheduled(const Script& script, std::uint32_t operators, std::size_t capacity) {
   Schedule schedule;
-  schedule.iteration = make_iteration(script.log(), operators, operators);
+  schedule.iteration = make_iteration(script.log(), operators);
   choose_evictions(schedule, script::options(capacity), capacity);
   place_fetches(schedule, capacity);
   return schedule;
