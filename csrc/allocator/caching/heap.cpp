@@ -302,7 +302,7 @@ Block* Heap::add_segment(Slot& slot, void* ptr, std::size_t bytes, Location home
   return block;
 }
 
-void Heap::give_to_small(Location home, std::size_t most) noexcept {
+bool Heap::give_to_small(Location home, std::size_t most) noexcept {
   Segment* given = nullptr;
   for (auto& [address, segment] : segments_) {
     const bool fits = segment.home == home && segment.used == 0 && segment.size_class != SizeClass::kSmall;
@@ -312,7 +312,7 @@ void Heap::give_to_small(Location home, std::size_t most) noexcept {
     }
   }
   if (given == nullptr) {
-    return;
+    return false;
   }
   for (Block* block = given->first; block != nullptr; block = block->after) {
     index_of(block).erase(block);
@@ -322,6 +322,7 @@ void Heap::give_to_small(Location home, std::size_t most) noexcept {
   for (Block* block = given->first; block != nullptr; block = block->after) {
     index_of(block).insert(block);
   }
+  return true;
 }
 
 Heap::Segments::iterator Heap::remove_segment(Segments::iterator position) noexcept {

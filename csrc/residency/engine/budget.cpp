@@ -223,7 +223,8 @@ void Engine::shrink(int device) {
   const auto cost = [this](void* tag, std::size_t /*bytes*/) {
     return tag == nullptr ? kNever : room_.cost_of(*static_cast<Record*>(tag), Need::kNow);
   };
-  for (void* const tag : state_.memory.min_cost_segments(reserved - state_.of(device).cap, device, false, cost)) {
+  for (void* const tag :
+       state_.memory.min_cost_segments(reserved - state_.of(device).cap, device, /*for_small=*/false, cost)) {
     copies_.evict(*static_cast<Record*>(tag), Stream::host());
   }
   state_.memory.empty_cache();

@@ -82,19 +82,25 @@ Block* CachingManagedAllocator::State::from_small_segments(const Request& reques
     --budget.small_skips;
     return nullptr;
   }
-  for (const bool makes_room : {false, true}) {
-    if (makes_room) {
-      const Unlocked unlocked(lock); // the callback frees blocks of this allocator
-      if (!callback->make_room_among_small(request.bytes, request.home, request.stream)) {
-        break;
-      }
-    }
-    heap.give_to_small(request.home, left_for_small(request.home, SizeClass::kLarge, 0));
+  const auto look = [&] {
     const auto run = heap.first_run(request.bytes, request.home, /*among_small=*/true);
-    if (Block* const block = run ? take_run(*run, request, lock) : nullptr) {
-      budget.small_failures = 0;
-      return block;
-    }
+    return run ? take_run(*run, request, lock) : nullptr;
+  };
+  const auto give = [&] {
+    return heap.give_to_small(request.home, left_for_small(request.home, SizeClass::kLarge, 0));
+  };
+  const auto make_room = [&] {
+    const Unlocked unlocked(lock); // the callback frees blocks of this allocator
+    return callback->make_room_among_small(request.bytes, request.home, request.stream);
+  };
+  Block* block = look();
+  if (block == nullptr && !give() && make_room()) {
+    give(); // what the callback may have emptied
+  }
+  block = block == nullptr ? look() : block;
+  if (block != nullptr) {
+    budget.small_failures = 0;
+    return block;
   }
   budget.small_skips = std::uint64_t{1} << std::min(budget.small_failures++, kMostDoublings);
   return nullptr;
