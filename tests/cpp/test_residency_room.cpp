@@ -88,6 +88,37 @@ TEST(a_storage_that_moves_gives_back_the_segment_that_was_left_for_small_ones) {
   rig.check_engine();
 }
 
+TEST(small_ones_that_find_no_place_among_small_ones_lie_together_at_the_beginning_of_a_segment) {
+  Rig rig;
+  rig.engine.set_budget(0, 32 * MiB + 4 * kSlot);
+  for (unsigned char number = 1; number <= 12; ++number) { // more than the budget
+    rig.make(number, 3 * MiB);
+  }
+  std::vector<Block*> small;
+  while (small.size() < 16) { // of them are as many as a segment of small ones has room for
+    small.push_back(rig.memory.allocate(128 * KiB, Location::device(0), kStream)); // too small to move
+  }
+  rig.free(*rig.storages[5]); // leaves room in the middle of a segment
+  rig.storages.erase(rig.storages.begin() + 5);
+  while (small.size() < 24) {
+    small.push_back(rig.memory.allocate(128 * KiB, Location::device(0), kStream));
+  }
+  for (const SegmentInfo& segment : rig.memory.snapshot()) {
+    for (Block* const block : small) {
+      const auto at = reinterpret_cast<std::uintptr_t>(rig.memory.data(block));
+      const bool inside = at >= segment.address && at < segment.address + segment.bytes;
+      CHECK(!inside || segment.kind == PoolKind::kSmall || at - segment.address < 8 * 128 * KiB);
+    }
+  }
+  for (const auto& storage : rig.storages) {
+    rig.run(40, {storage.get()}, false, [&] { Rig::check(*storage); });
+  }
+  for (Block* const block : small) {
+    rig.memory.free(block);
+  }
+  rig.check_engine();
+}
+
 /// A storage that the repeating steps do not use is evicted once, although it is large and dirty. The steps keep their
 /// own storages.
 TEST(unused_storages_are_evicted_before_those_of_each_step) {

@@ -68,9 +68,10 @@ class PressureCallback {
   virtual bool never_moves(std::size_t /*bytes*/) const {
     return false;
   }
-  /// Called for a small request under a cap that will never move and finds no place in the segments of small requests.
-  /// Moves others out of them, or out of one that may become one of them. Returns true if a retry is worthwhile.
-  virtual bool make_room_among_small(std::size_t /*bytes*/, Location /*home*/, Stream /*stream*/) {
+  /// Called for a small request under a cap that will never move. Moves others away from the lowest address that has
+  /// room for it, or, if \p among_small, out of the segments of small requests, or out of one that may become one of
+  /// them. Returns true if a retry is worthwhile.
+  virtual bool make_room_for_small(std::size_t /*bytes*/, Location /*home*/, Stream /*stream*/, bool /*among_small*/) {
     return false;
   }
   /// Called when nothing more can be freed. Returns true if this request may exceed the cap up to its ceiling, because

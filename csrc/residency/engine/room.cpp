@@ -22,9 +22,6 @@ constexpr double kDirtyByte = 1;
 constexpr double kIdleByte = 0.002; // factor for a storage that no step uses: evicted once, not in each step
 constexpr double kFetchedByte = 8; // wastes the fetch and needs another; a last resort
 
-/// Maximum size of the blocks that a small request may evict by first fit. Larger blocks are chosen by cost.
-constexpr std::size_t kMaxForSmall = 32 * MiB;
-
 /// Number of attempts for a request: another thread may take the freed range, or a victim may turn out unmovable.
 constexpr int kTries = 8;
 
@@ -215,10 +212,9 @@ bool Room::forget_unmovable(int device) {
 }
 
 bool Room::evict_first_fit(std::size_t bytes, int device, bool among_small, Stream taker) {
-  const auto run = state_.memory.first_fit_range(bytes, device, among_small, [&](void* tag, std::size_t block_bytes) {
+  const auto run = state_.memory.first_fit_range(bytes, device, among_small, [&](void* tag, std::size_t) {
     const auto* const record = static_cast<const Record*>(tag);
-    return record == nullptr || record->fetching() || block_bytes > kMaxForSmall ? kNever
-                                                                                 : cost_of(*record, Need::kNow);
+    return record == nullptr || record->fetching() ? kNever : cost_of(*record, Need::kNow);
   });
   return run && evict_all(*records_of(run), taker);
 }

@@ -1,8 +1,9 @@
 // What is tried before OutOfMemory is raised. The first step that helps ends the list.
 //
 //   refused by the limit, the host or the runtime | refused by the device's cap
-//   1. wait for pending frees                     | 1. if small: move others out of segments of small requests, and
-//                                                 |    out of those that took what is left for such segments
+//   1. wait for pending frees                     | 1. if small: move others out of segments of small requests, out
+//                                                 |    of those that took what is left for such segments, or away
+//                                                 |    from the lowest address
 //   2. release cached segments                    | 2. merge free neighbours
 //   3. merge free neighbours                      | 3. release unused segments of the device
 //   4. memory-pressure callback (evicts, if the   | 4. memory-pressure callback
@@ -77,32 +78,37 @@ Block* CachingManagedAllocator::State::from_small_segments(const Request& reques
       !callback->never_moves(request.bytes)) {
     return nullptr;
   }
+  const auto make_room = [&](bool among_small) {
+    const Unlocked unlocked(lock); // the callback frees blocks of this allocator
+    return callback->make_room_for_small(request.bytes, request.home, request.stream, among_small);
+  };
   DeviceCap& budget = caps[static_cast<std::size_t>(request.home.index)];
   if (budget.small_skips > 0) {
     --budget.small_skips;
-    return nullptr;
+  } else {
+    const auto look = [&] {
+      const auto run = heap.first_run(request.bytes, request.home, /*among_small=*/true);
+      return run ? take_run(*run, request, lock) : nullptr;
+    };
+    const auto give = [&] {
+      return heap.give_to_small(request.home, left_for_small(request.home, SizeClass::kLarge, 0));
+    };
+    Block* block = look();
+    if (block == nullptr && !give() && make_room(/*among_small=*/true)) {
+      give(); // what the callback may have emptied
+    }
+    block = block == nullptr ? look() : block;
+    if (block != nullptr) {
+      budget.small_failures = 0;
+      return block;
+    }
+    budget.small_skips = std::uint64_t{1} << std::min(budget.small_failures++, kMostDoublings);
   }
-  const auto look = [&] {
-    const auto run = heap.first_run(request.bytes, request.home, /*among_small=*/true);
-    return run ? take_run(*run, request, lock) : nullptr;
-  };
-  const auto give = [&] {
-    return heap.give_to_small(request.home, left_for_small(request.home, SizeClass::kLarge, 0));
-  };
-  const auto make_room = [&] {
-    const Unlocked unlocked(lock); // the callback frees blocks of this allocator
-    return callback->make_room_among_small(request.bytes, request.home, request.stream);
-  };
-  Block* block = look();
-  if (block == nullptr && !give() && make_room()) {
-    give(); // what the callback may have emptied
+  // It will take the lowest place. If that is behind a larger block, rather move others away from a lower one.
+  const auto run = heap.first_run(request.bytes, request.home, /*among_small=*/false);
+  if (run && run->first->before != nullptr && !callback->never_moves(run->first->before->bytes)) {
+    make_room(/*among_small=*/false);
   }
-  block = block == nullptr ? look() : block;
-  if (block != nullptr) {
-    budget.small_failures = 0;
-    return block;
-  }
-  budget.small_skips = std::uint64_t{1} << std::min(budget.small_failures++, kMostDoublings);
   return nullptr;
 }
 
