@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import torch
@@ -191,3 +192,35 @@ class TestWatching:
         run(30)
         assert 0 < _C.known_operators() == known
         assert all(bool(one.eq(1).all()) for one in held)
+
+
+class Double(torch.autograd.Function):
+    @staticmethod
+    def forward(_context: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(_context: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * 2
+
+
+def test_a_budget_set_beside_hooks_loses_none_of_them() -> None:
+    """Setting it looks for tensors among all objects, also among tuples that PyTorch is filling."""
+    torch_uvm.enable(budget=32 * MIB)
+    gradients = []
+
+    def work() -> None:
+        for _ in range(2000):
+            x = torch.ones(MIB // 4, device="emu", requires_grad=True)
+            x.register_hook(lambda gradient: gradient * 2)
+            Double.apply(x).sum().backward()  # type: ignore[no-untyped-call]
+            assert x.grad is not None
+            gradients.append(x.grad[0].item())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    while thread.is_alive():
+        _C.make_all_known()  # as set_budget does if there are tensors that no operator has used
+        time.sleep(0.001)
+    thread.join()
+    assert gradients == [4.0] * 2000

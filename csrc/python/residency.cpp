@@ -151,12 +151,16 @@ void bind_residency(py::module_& module) {
   module.def("host_limit_in_force", &host_limit_in_force, no_gil);
   module.def("knows_all", &knows_all, no_gil);
   module.def(
-      "make_known",
-      [](const py::list& objects) {
+      "make_all_known",
+      [] {
         std::vector<at::Tensor> tensors;
-        for (const py::handle object : objects) {
-          if (PyObject_TypeCheck(object.ptr(), reinterpret_cast<PyTypeObject*>(THPVariableClass)) != 0) {
-            tensors.push_back(THPVariable_Unpack(object.ptr()));
+        {
+          // Gone before the GIL is released: PyTorch can only fill a tuple, on another thread, that has one reference.
+          const py::list objects = py::module_::import("gc").attr("get_objects")();
+          for (const py::handle object : objects) {
+            if (PyObject_TypeCheck(object.ptr(), reinterpret_cast<PyTypeObject*>(THPVariableClass)) != 0) {
+              tensors.push_back(THPVariable_Unpack(object.ptr()));
+            }
           }
         }
         without_gil([&] {
@@ -164,7 +168,7 @@ void bind_residency(py::module_& module) {
           tensors.clear();
         });
       },
-      py::arg("objects"), no_gil_inside);
+      no_gil_inside);
   module.def(
       "materialise_storage", [](const c10::Storage& storage) { materialise(over(storage)); }, py::arg("storage"),
       no_gil);

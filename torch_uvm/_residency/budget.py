@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import warnings
 from typing import Any
 
@@ -84,7 +83,7 @@ def request(text: str, device: int | None = None) -> None:
     warn_of_budgets()
     if text != "none" and not _C.knows_all():
         # The engine learns of tensors from operators, so it does not know those that no operator has used.
-        _C.make_known(gc.get_objects())
+        _C.make_all_known()
 
 
 def request_default() -> None:
