@@ -147,3 +147,19 @@ def test_a_loop_gets_the_whole_budget_when_the_other_has_ended() -> None:
     before = torch_uvm.stats()["fetched"]["bytes"]
     first.run(20)
     assert torch_uvm.stats()["fetched"]["bytes"] == before, "it fits"
+
+
+def test_loops_that_ended_before_the_budget_was_set_have_no_share_in_it() -> None:
+    torch_uvm.enable(budget=7 * BUDGET, optimizer="in_place")
+    earlier = [Training(seed) for seed in range(3)]
+    together(*(lambda each=each: each.run(3) for each in earlier))
+    one = torch.ones(1).to(DEVICE)
+    for _ in range(3400):  # shares stand for 4096 operators
+        one + 1
+    del earlier
+    torch_uvm.set_budget(None)
+    torch_uvm.enable(budget=5 * BUDGET, optimizer="in_place")
+    before = torch_uvm.stats()["fetched"]["bytes"]
+    now = Training(0)
+    together(lambda: now.run(40))
+    assert torch_uvm.stats()["fetched"]["bytes"] == before, "it fits"

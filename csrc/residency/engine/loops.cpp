@@ -29,7 +29,9 @@ void Loops::set_options(const PolicyOptions& options) {
   for (const auto& loop : loops_) {
     loop->policy.set_options(options);
     loop->budget = options.budget;
+    loop->operators = loop->policy.operators(); // what ran within another budget has no share in this one
   }
+  next_share_ = 0;
 }
 
 bool Loops::is_free(std::size_t loop) const {
@@ -84,7 +86,8 @@ void Loops::share_budget(std::uint64_t now) {
   double all = 0;
   for (const auto& loop : loops_) {
     const std::uint64_t before = std::exchange(loop->operators, loop->policy.operators());
-    const bool runs = before != loop->operators;
+    // Others soon use what operators without a loop have made, so it would count twice.
+    const bool runs = before != loop->operators && loop != loops_[kUnknown];
     needs.push_back(runs ? static_cast<double>(loop->policy.peak_bytes()) : 0);
     if (!runs) {
       loop->policy.stop();
