@@ -12,8 +12,8 @@
 namespace torch_uvm {
 namespace {
 
-/// Number of operators between the first two attempts to return to an exceeded budget. It doubles after each attempt.
-constexpr std::uint64_t kFirstShrinkPause = 512;
+/// Number of operators between the first two attempts to return to an exceeded budget.
+constexpr std::uint64_t kFirstShrinkPause = 64;
 
 /// How long lifting a budget waits for operators that use storages on the host.
 constexpr std::chrono::seconds kLongestWait{30};
@@ -228,7 +228,7 @@ void Engine::shrink(int device) {
     copies_.evict(*static_cast<Record*>(tag), Stream::host());
   }
   state_.memory.empty_cache();
-  if (is_over_cap(device)) { // something in each segment stays, or could not leave
+  if (is_over_cap(device) && state_.of(device).running == 0) { // something in each segment stays, or could not leave
     room_.evict_all(device, Stream::host());
     state_.memory.empty_cache();
   }
@@ -252,10 +252,12 @@ void Engine::retry_budget(int index) {
     return;
   }
   // Storages from before the wake-up or before the budget can be evicted only once operators have used them. So retry,
-  // at growing intervals, since shrinking evicts everything and synchronises with the device.
+  // at growing intervals, since shrinking evicts everything and synchronises with the device. While other operators
+  // run, it does neither, and what they hold is soon free.
   shrink(index);
   device.excess = is_over_cap(index);
-  device.shrink_pause = device.excess ? std::max(2 * device.shrink_pause, kFirstShrinkPause) : 0;
+  const std::uint64_t pause = device.running != 0 ? device.shrink_pause : 2 * device.shrink_pause;
+  device.shrink_pause = device.excess ? std::max(pause, kFirstShrinkPause) : 0;
   device.next_shrink = state_.operators + device.shrink_pause;
 }
 
@@ -273,7 +275,8 @@ void Engine::release_excess(const Frame& frame, int device) {
   }
   again();
   if (is_over_cap(device)) {
-    shrink(device);
+    state_.of(device).excess = true; // another thread's operators may hold what has to leave
+    state_.of(device).next_shrink = state_.of(device).shrink_pause = 0;
   }
 }
 
