@@ -157,16 +157,18 @@ class DryMode(TorchDispatchMode):
         began = time.monotonic_ns()
         given = dict(zip(info.names, args, strict=False)) | kwargs
         unknown = unknown_shapes.depends_on_values(func, name, given)
-        returned = self._returned(call, given, unknown, device)
+        key = None if unknown else self._results.key(func, args, kwargs, tensors)
+        returned = self._returned(call, given, unknown, key, device)
         if not info.returns_arguments:
             self._follow(name, returned, tensors, unknown_shapes.decided_by(name, given) if unknown else [])
         if device.type != "cpu" or not call.is_on_host():
-            self._note_time(call, returned, unknown, device.type == "cpu", began)
+            self._note_time(call, returned, unknown, key, device.type == "cpu", began)
         return returned
 
-    def _note_time(self, call: _Call, returned: Any, unknown: bool, to_host: bool, began_ns: int) -> None:
-        """Adds the operator to the timeline."""
-        known = None if unknown else self._results.key(call.op, call.args, call.kwargs, call.tensors)
+    def _note_time(
+        self, call: _Call, returned: Any, unknown: bool, known: object | None, to_host: bool, began_ns: int
+    ) -> None:
+        """Adds the operator to the timeline. ``known``: its key in the results."""
         is_copy = call.name in _COPIES
         of_host = [it for it in call.tensors if is_copy and it.is_cpu]
         pinned = bool(of_host) and all(it.is_pinned() for it in of_host)
@@ -194,12 +196,15 @@ class DryMode(TorchDispatchMode):
         if to_host and not call.is_computed():
             self.stand_ins.note("copy to the host", "no values")
 
-    def _returned(self, call: _Call, given: dict[str, Any], unknown: bool, device: torch.device) -> Any:
+    def _returned(
+        self, call: _Call, given: dict[str, Any], unknown: bool, key: object | None, device: torch.device
+    ) -> Any:
         """What the operator returns.
 
         Args:
             given: its arguments by name.
             unknown: shapes depend on values.
+            key: its key in the results.
         """
         info, name, tensors = call.info, call.name, call.tensors
         if info.returns_arguments and not info.writes_out:
@@ -217,7 +222,7 @@ class DryMode(TorchDispatchMode):
                 return call.run_and_mark()
             result: Result = unknown_shapes.result_of(name, given)
         else:
-            result = self._results.of(call.op, call.args, call.kwargs, tensors)
+            result = self._results.of(call.op, call.args, call.kwargs, key)
             most = SMALL if device.type != "cpu" else LARGE_ON_HOST
             is_known = not call.virtual and (not plausible.decides(name, tensors) or call.is_computed())
             if is_known and all(can_have_values(it.bytes, it.dtype, most) for it in news(result)):
@@ -254,7 +259,8 @@ class DryMode(TorchDispatchMode):
     def _allocated(self, call: _Call, device: torch.device) -> Any:
         creates = not any(isinstance(it, Tensor) for it in call.args)
         if device.type == "cpu" and creates and not call.kwargs.get("pin_memory"):
-            new = self._results.of(call.op, call.args, call.kwargs, [])
+            key = self._results.key(call.op, call.args, call.kwargs, [])
+            new = self._results.of(call.op, call.args, call.kwargs, key)
             if isinstance(new, New) and not can_have_values(new.bytes, new.dtype, LARGE_ON_HOST):
                 return reserved(new.size, new.stride, new.dtype, new.bytes)
         returned = call.run()

@@ -130,17 +130,16 @@ class Results:
         return key
 
     def of(
-        self, op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any], tensors: list[Tensor]
+        self, op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any], key: object | None
     ) -> Result:
         """The results of an operator that returns new tensors.
 
         Args:
-            tensors: those of the arguments.
+            key: of `key`.
 
         Raises:
             NoResult: it has no meta kernel, or its results depend on values.
         """
-        key = self.key(op, args, kwargs, tensors)
         found = self._known.get(key) if key is not None else None
         if found is None:
             found = self._ask(op, args, kwargs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 from torch_uvm._tools.access_traces import Operator, OperatorGroup, Trace
@@ -49,6 +50,7 @@ class _Deferring:
         self.freed: set[int] = set()  #: storages that the script has freed, and an update still needs
         self.deferred = 0
         self.storages = dict(trace.storages)
+        self.names = itertools.count(max(trace.storages, default=0) + 1)
         self._add_those_before()
 
     def _add_those_before(self) -> None:
@@ -64,7 +66,8 @@ class _Deferring:
                 known.update(name for name in update if name not in made)
 
     def _like(self, name: int) -> int:
-        self.storages[new := max(self.storages) + 1] = replace(self.storages[name], resident=True)
+        new = next(self.names)
+        self.storages[new] = replace(self.storages[name], resident=True)
         return new
 
     def _defer(self, at: int, op: Operator, update: tuple[int, ...]) -> None:

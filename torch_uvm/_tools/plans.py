@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from torch_uvm._tools.access_traces import Trace
@@ -197,7 +198,8 @@ def make_plan(
     kinds = (IN_PLACE, DEFERRED)
 
     def add(budget: int) -> None:
-        found = faster([it.point(budget, kind) for it, kind in zip(loops, kinds, strict=False)])
+        with ThreadPoolExecutor() as pool:  # schedules are made without the GIL
+            found = faster(list(pool.map(lambda it, kind: it.point(budget, kind), loops, kinds)))
         bound_ms, note = None, found.note
         if bound is not None and found.step_ms is not None:
             try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -54,17 +55,22 @@ def memory_of(trace: Trace, whole: Iteration) -> TraceMemory:
     """
     makers = {use.value: op.name for op in whole.operators for use in op.uses if use.creates}
     alive = {number for number, it in enumerate(whole.values) if it.is_persistent}
+    level = _bytes(whole, alive)
     levels: list[int] = []
     at_peak: set[int] = set()
     peak = 0
     for is_steady in (False, True):  # temporaries may live into the next iteration
         for number, op in enumerate(whole.operators):
-            alive.update(use.value for use in op.uses)
+            made = {use.value for use in op.uses} - alive
+            alive |= made
+            level += _bytes(whole, made)
             if is_steady:
-                levels.append(sum(whole.values[value].bytes for value in alive))
-                if number == 0 or levels[number] > levels[peak]:
+                levels.append(level)
+                if number == 0 or level > levels[peak]:
                     peak, at_peak = number, set(alive)
-            alive.difference_update(op.frees)
+            freed = alive.intersection(op.frees)
+            alive -= freed
+            level -= _bytes(whole, freed)
     recorded = _recorded(trace, whole)
     added = max(0, recorded[peak] - levels[peak]) if peak in recorded else 0
     roles = _roles(whole)
@@ -74,11 +80,15 @@ def memory_of(trace: Trace, whole: Iteration) -> TraceMemory:
         max([levels[peak] + added, *recorded.values()]),
         added,
         _largest_operator(trace, whole),
-        sum(whole.values[it].bytes for it in made - operands),
-        sum(whole.values[it].bytes for it in made),
-        sum(whole.values[it].bytes for it in roles if whole.values[it].is_persistent),
+        _bytes(whole, made - operands),
+        _bytes(whole, made),
+        _bytes(whole, {it for it in roles if whole.values[it].is_persistent}),
         _largest(whole, at_peak, makers, roles),
     )
+
+
+def _bytes(whole: Iteration, values: Set[int]) -> int:
+    return sum(whole.values[value].bytes for value in values)
 
 
 def host_share(trace: Trace, whole: Iteration, first: int) -> float:

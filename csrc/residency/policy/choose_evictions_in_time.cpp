@@ -17,7 +17,7 @@ struct Range {
   std::uint32_t count = 0;
 
   bool contains(std::uint32_t op, std::uint32_t size) const {
-    return (op + size - first) % size < count;
+    return (op < first ? op + size : op) - first < count;
   }
 };
 
@@ -61,10 +61,7 @@ struct Gap {
   std::uint32_t use = 0;
   std::uint32_t value = 0;
   double transferred = 0; ///< bytes, both ways, and what the link could carry while the host starts the transfers
-  Range between; ///< the operators that have the value's room if it is evicted
-  Range hidden; ///< those of them that neither transfer delays, beside the transfers of the chosen gaps
   double out_ms = 0, into_ms = 0; ///< of its transfers
-  bool chosen = false;
 };
 
 class ByTime {
@@ -104,12 +101,10 @@ class ByTime {
       if (most <= 0) {
         return;
       }
-      for (std::size_t at = 0; at < 2 * std::size_t{size_}; ++at) {
-        const std::size_t op = at % size_;
-        const double excess = given_up[op] ? 0 : std::max(0.0, usage_[op] - capacity_);
-        excess_ms_[at + 1] = excess_ms_[at] + excess * static_cast<double>(iteration_.ops[op].ms);
+      if (rule_ == GapRule::kMostExcess) {
+        add_up_excess(given_up);
       }
-      if (!choose(worst, &Gap::hidden) && !choose(worst, &Gap::between) && !use_in_place(worst)) {
+      if (!choose(worst, hidden_) && !choose(worst, between_) && !use_in_place(worst)) {
         given_up[worst] = true;
       }
     }
@@ -131,18 +126,27 @@ class ByTime {
     gap.value = it.value;
     const double each = bytes + options_.rates.host_ms * options_.rates.into;
     gap.transferred = (is_written ? each : 0) + (returns ? each : 0);
-    gap.between = {(it.op + 1) % size_, static_cast<std::uint32_t>(it.distance) - (returns ? 1 : 0)};
     gap.out_ms = is_written ? bytes / options_.rates.out : 0;
     gap.into_ms = returns ? bytes / options_.rates.into : 0;
-    gap.hidden = hidden_of(gap);
     gap_of_[use] = static_cast<std::uint32_t>(gaps_.size());
     gaps_.push_back(gap);
+    between_.push_back({(it.op + 1) % size_, static_cast<std::uint32_t>(it.distance) - (returns ? 1 : 0)});
+    hidden_.push_back(hidden_of(gap_of_[use]));
   }
 
-  Range hidden_of(const Gap& gap) const {
-    const std::uint32_t out = out_.count(gap.between, gap.out_ms, /*from_end=*/false);
-    const std::uint32_t into = into_.count(gap.between, gap.into_ms, /*from_end=*/true);
-    return {(gap.between.first + out) % size_, gap.between.count - std::min(gap.between.count, out + into)};
+  Range hidden_of(std::uint32_t gap) const {
+    const Range between = between_[gap];
+    const std::uint32_t out = out_.count(between, gaps_[gap].out_ms, /*from_end=*/false);
+    const std::uint32_t into = into_.count(between, gaps_[gap].into_ms, /*from_end=*/true);
+    return {(between.first + out) % size_, between.count - std::min(between.count, out + into)};
+  }
+
+  void add_up_excess(const std::vector<bool>& given_up) {
+    for (std::size_t at = 0; at < 2 * std::size_t{size_}; ++at) {
+      const std::size_t op = at < size_ ? at : at - size_;
+      const double excess = given_up[op] ? 0 : std::max(0.0, usage_[op] - capacity_);
+      excess_ms_[at + 1] = excess_ms_[at] + excess * static_cast<double>(iteration_.ops[op].ms);
+    }
   }
 
   void add_usage(Range range, double bytes) {
@@ -152,37 +156,38 @@ class ByTime {
   }
 
   /// Evicts in the gap that relieves the operator and that the rule ranks first.
-  bool choose(std::uint32_t op, Range Gap::* relieved) {
-    Gap* best = first_of(op, relieved);
-    while (best != nullptr && relieved == &Gap::hidden && hidden_of(*best).count != best->hidden.count) {
-      best->hidden = hidden_of(*best); // the chosen gaps' transfers delay it by now
+  bool choose(std::uint32_t op, const std::vector<Range>& relieved) {
+    std::uint32_t best = first_of(op, relieved);
+    while (best != kNone && &relieved == &hidden_ && hidden_of(best).count != hidden_[best].count) {
+      hidden_[best] = hidden_of(best); // the chosen gaps' transfers delay it by now
       best = first_of(op, relieved);
     }
-    if (best == nullptr) {
+    if (best == kNone) {
       return false;
     }
-    if (can_stay(*best)) {
-      schedule_.in_place[iteration_.uses[best->use].next] = true;
-      relieved = &Gap::between;
+    const Gap& gap = gaps_[best];
+    Range range = relieved[best];
+    if (can_stay(gap)) {
+      schedule_.in_place[iteration_.uses[gap.use].next] = true;
+      range = between_[best];
     } else {
-      out_.take(best->between, best->out_ms, /*from_end=*/false);
-      into_.take(best->between, best->into_ms, /*from_end=*/true);
+      out_.take(between_[best], gap.out_ms, /*from_end=*/false);
+      into_.take(between_[best], gap.into_ms, /*from_end=*/true);
     }
-    evict(*best, (*best).*relieved);
+    evict(best, range);
     return true;
   }
 
-  Gap* first_of(std::uint32_t op, Range Gap::* relieved) {
-    Gap* best = nullptr;
+  std::uint32_t first_of(std::uint32_t op, const std::vector<Range>& relieved) {
+    std::uint32_t best = kNone;
     double best_score = 0;
-    for (Gap& gap : gaps_) {
-      const Range& range = gap.*relieved;
-      if (gap.chosen || !range.contains(op, size_)) {
+    for (std::uint32_t gap = 0; gap < relieved.size(); ++gap) { // most of the time is spent here
+      if (!relieved[gap].contains(op, size_)) {
         continue;
       }
-      const double score = score_of(gap, range);
-      if (best == nullptr || score > best_score) {
-        best = &gap;
+      const double score = score_of(gaps_[gap], relieved[gap]);
+      if (best == kNone || score > best_score) {
+        best = gap;
         best_score = score;
       }
     }
@@ -210,11 +215,12 @@ class ByTime {
            iteration_.ops[iteration_.uses[gap.use].op].in_place_ok;
   }
 
-  void evict(Gap& gap, Range relieved) {
-    if (!gap.chosen) {
-      gap.chosen = true;
-      schedule_.evicted_after[gap.use] = true;
-      add_usage(relieved, -static_cast<double>(iteration_.values[gap.value].bytes));
+  /// \param relieved has the value's room from now on
+  void evict(std::uint32_t gap, Range relieved) {
+    if (between_[gap].count != 0) {
+      add_usage(relieved, -static_cast<double>(iteration_.values[gaps_[gap].value].bytes));
+      schedule_.evicted_after[gaps_[gap].use] = true;
+      between_[gap] = hidden_[gap] = {}; // it relieves no other
     }
   }
 
@@ -245,7 +251,7 @@ class ByTime {
     for (const std::uint32_t use : {before(best), best}) {
       schedule_.evicted_after[use] = use == best ? it.next != kNone : true;
       if (gap_of_[use] != kNone) {
-        evict(gaps_[gap_of_[use]], gaps_[gap_of_[use]].between);
+        evict(gap_of_[use], between_[gap_of_[use]]);
       }
     }
     add_usage({op, 1}, -static_cast<double>(iteration_.values[it.value].bytes));
@@ -274,6 +280,8 @@ class ByTime {
   std::vector<double> usage_; ///< by operator; bytes that leave count until their transfer can be done
   std::vector<double> excess_ms_; ///< prefix sums of bytes above the capacity times ms, over two iterations
   std::vector<Gap> gaps_;
+  std::vector<Range> between_; ///< by gap: the operators that have the value's room if it is evicted; none: it is
+  std::vector<Range> hidden_; ///< those of them that neither transfer delays, beside the transfers of the chosen gaps
   std::vector<std::uint32_t> gap_of_; ///< by use
 };
 
