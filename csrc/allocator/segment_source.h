@@ -20,7 +20,9 @@ class SegmentSource {
   /// \param bytes as for `allocate`
   virtual void free(void* ptr, std::size_t bytes) noexcept = 0;
   /// Whether pages of a segment can migrate, so that prefetching them makes sense.
-  virtual bool is_managed() const = 0;
+  virtual bool is_managed() const {
+    return false;
+  }
   /// Whether it has segments for that home.
   virtual bool serves(Location home) const {
     return is_managed() || !home.is_host();
@@ -60,9 +62,6 @@ class DeviceSegmentSource final : public SegmentSource {
   void free(void* ptr, std::size_t /*bytes*/) noexcept override {
     runtime_.free_device(ptr);
   }
-  bool is_managed() const override {
-    return false;
-  }
 
  private:
   ManagedRuntime& runtime_;
@@ -95,9 +94,6 @@ class PinnedSegmentSource final : public SegmentSource {
     runtime_.free_pinned(ptr);
     const std::lock_guard lock(mutex_);
     bytes_ -= bytes;
-  }
-  bool is_managed() const override {
-    return false;
   }
   bool serves(Location home) const override {
     return home.is_host();

@@ -27,9 +27,6 @@ struct Slow final : SegmentSource {
   void free(void* ptr, std::size_t /*bytes*/) noexcept override {
     runtime.free_device(ptr);
   }
-  bool is_managed() const override {
-    return false;
-  }
   ManagedRuntime& runtime;
   std::atomic<bool> hold = true;
   std::latch inside{1}, go_on{1};
@@ -105,9 +102,6 @@ TEST(concurrent_threads_never_exceed_a_hard_cap) {
     void free(void* ptr, std::size_t bytes) noexcept override {
       live -= bytes;
       runtime.free_device(ptr);
-    }
-    bool is_managed() const override {
-      return false;
     }
     ManagedRuntime& runtime;
     std::atomic<std::size_t> live = 0, most = 0;

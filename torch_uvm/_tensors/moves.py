@@ -6,7 +6,7 @@ bytes. A plain `.to`, `.cpu()` or `Module.to` keeps PyTorch's meaning, a copy.
 
 from __future__ import annotations
 
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar
 
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -18,7 +18,7 @@ from torch_uvm._switch.scopes import disabled
 from torch_uvm._util.arguments import Device, check_flag, exact_keywords, resolve_device, show
 from torch_uvm._util.compiler import break_the_graph, is_recorded, refuse_to_record
 
-_Module = TypeVar("_Module", bound=torch.nn.Module)
+_Movable = TypeVar("_Movable", bound=torch.Tensor | torch.nn.Module)
 
 
 def _has_bytes_of_its_own(x: torch.Tensor) -> bool:
@@ -109,34 +109,10 @@ def _fits(memory_format: torch.memory_format, x: torch.Tensor) -> bool:
     return x.dim() == dimensions.get(memory_format, x.dim())
 
 
-@overload
-def to(
-    tensor_or_module: torch.Tensor,
-    device: Device | None,
-    dtype: torch.dtype | None = None,
-    *,
-    managed: bool | None = None,
-    copy: bool = False,
-    non_blocking: bool = False,
-    memory_format: torch.memory_format = torch.preserve_format,
-) -> torch.Tensor: ...
-@overload
-def to(
-    tensor_or_module: _Module,
-    device: Device | None,
-    dtype: torch.dtype | None = None,
-    *,
-    managed: bool | None = None,
-    copy: bool = False,
-    non_blocking: bool = False,
-    memory_format: torch.memory_format = torch.preserve_format,
-) -> _Module: ...
-
-
 @exact_keywords
 @break_the_graph
 def to(
-    tensor_or_module: Any,
+    tensor_or_module: _Movable,
     device: Device | None,
     dtype: torch.dtype | None = None,
     *,
@@ -144,7 +120,7 @@ def to(
     copy: bool = False,
     non_blocking: bool = False,
     memory_format: torch.memory_format = torch.preserve_format,
-) -> Any:
+) -> _Movable:
     """Moves a tensor, or every parameter and buffer of a module, to `device`.
 
     For a managed tensor of which only the device changes, the result is a view labelled with `device`: same
@@ -200,8 +176,9 @@ def to(
             return move_or_copy(t, where, wanted, managed, copy, non_blocking, form)
 
         with inside_a_module():
-            return tensor_or_module._apply(convert)
+            return tensor_or_module._apply(convert)  # type: ignore[no-any-return, no-untyped-call]
     if not isinstance(tensor_or_module, torch.Tensor):
         raise TypeError(f"to() takes a torch.Tensor or a torch.nn.Module; received {show(tensor_or_module)}")
     where = tensor_or_module.device if target is None else target
-    return move_or_copy(tensor_or_module, where, dtype, managed, copy, non_blocking, memory_format)
+    moved = move_or_copy(tensor_or_module, where, dtype, managed, copy, non_blocking, memory_format)
+    return moved  # type: ignore[return-value]

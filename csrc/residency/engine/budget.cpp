@@ -90,8 +90,6 @@ void Engine::set_budget(int device, std::optional<std::size_t> bytes, std::size_
   const std::size_t slot = bytes ? slot_bytes(device, *bytes) : 0;
   if (bytes) {
     make_streams(device, slot != 0);
-  }
-  if (bytes) {
     changed.loops.start();
   }
   if (bytes && !changed.timed && state_.runtime.device_properties(device).kernels_take_time) {
@@ -136,7 +134,7 @@ void Engine::set_budget(int device, std::optional<std::size_t> bytes, std::size_
   changed.quiet = QuietPeriod{};
   changed.quiet.still_since = state_.operators;
   state_.take_allocated_peak(device); // discard the peak from before
-  changed.excess = bytes && is_over_cap(device);
+  changed.excess = bytes && over_cap(device) != 0;
   state_.statistics.over_budget += changed.excess ? 1 : 0; // what cannot be evicted, or not yet, exceeds it
   changed.next_shrink = changed.shrink_pause = 0;
   if (!changed.quiescent && !changed.idle && !may_run_unseen(changed)) {
@@ -206,29 +204,25 @@ void Engine::bring_back(int device, Lock& lock) {
   }
 }
 
-bool Engine::is_over_cap(int device) {
-  return static_cast<std::size_t>(state_.memory.levels(Location::device(device)).reserved_bytes[0]) >
-         state_.of(device).cap;
+std::size_t Engine::over_cap(int device) {
+  const auto reserved = static_cast<std::size_t>(state_.memory.levels(Location::device(device)).reserved_bytes[0]);
+  return reserved - std::min(reserved, state_.of(device).cap);
 }
 
 void Engine::shrink(int device) {
-  if (!is_over_cap(device)) {
+  if (over_cap(device) != 0) {
+    state_.memory.empty_cache();
+  }
+  const std::size_t bytes = over_cap(device);
+  if (bytes == 0) {
     return;
   }
-  state_.memory.empty_cache();
-  if (!is_over_cap(device)) {
-    return;
-  }
-  const auto reserved = static_cast<std::size_t>(state_.memory.levels(Location::device(device)).reserved_bytes[0]);
-  const auto cost = [this](void* tag, std::size_t /*bytes*/) {
-    return tag == nullptr ? kNever : room_.cost_of(*static_cast<Record*>(tag), Need::kNow);
-  };
   for (void* const tag :
-       state_.memory.min_cost_segments(reserved - state_.of(device).cap, device, /*for_small=*/false, cost)) {
+       state_.memory.min_cost_segments(bytes, device, /*for_small=*/false, room_.cost_of_block(Need::kNow))) {
     copies_.evict(*static_cast<Record*>(tag), Stream::host());
   }
   state_.memory.empty_cache();
-  if (is_over_cap(device) && state_.of(device).running == 0) { // something in each segment stays, or could not leave
+  if (over_cap(device) != 0 && state_.of(device).running == 0) { // something in each segment stays, or could not leave
     room_.evict_all(device, Stream::host());
     state_.memory.empty_cache();
   }
@@ -255,7 +249,7 @@ void Engine::retry_budget(int index) {
   // at growing intervals, since shrinking evicts everything and synchronises with the device. While other operators
   // run, it does neither, and what they hold is soon free.
   shrink(index);
-  device.excess = is_over_cap(index);
+  device.excess = over_cap(index) != 0;
   const std::uint64_t pause = device.running != 0 ? device.shrink_pause : 2 * device.shrink_pause;
   device.shrink_pause = device.excess ? std::max(pause, kFirstShrinkPause) : 0;
   device.next_shrink = state_.operators + device.shrink_pause;
@@ -264,7 +258,7 @@ void Engine::retry_budget(int index) {
 void Engine::release_excess(const Frame& frame, int device) {
   const auto again = [&] { state_.memory.set_cap(device, state_.of(device).cap, state_.of(device).ceiling); };
   again();
-  if (!is_over_cap(device)) {
+  if (over_cap(device) == 0) {
     return;
   }
   for (const auto& [id, bytes] : frame.births) {
@@ -274,7 +268,7 @@ void Engine::release_excess(const Frame& frame, int device) {
     }
   }
   again();
-  if (is_over_cap(device)) {
+  if (over_cap(device) != 0) {
     state_.of(device).excess = true; // another thread's operators may hold what has to leave
     state_.of(device).next_shrink = state_.of(device).shrink_pause = 0;
   }

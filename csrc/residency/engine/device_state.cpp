@@ -23,7 +23,7 @@ void Device::note_level(std::size_t bytes, std::uint64_t now) {
 void Device::restart_quiet(std::uint64_t now) {
   quiet.since = quiet.still_since = now;
   quiet.next_look = now + QuietPeriod::kMin;
-  quiet.misses = loops.plan_misses();
+  quiet.misses = loops.sum(&Policy::Counters::plan_misses);
 }
 
 void Device::time_operator(ManagedRuntime& runtime, const Decision& decision, OperatorKey key) noexcept {

@@ -280,8 +280,8 @@ ResidencyStatistics Engine::statistics() {
   ResidencyStatistics now = state_.statistics;
   for (int index = 0; index < static_cast<int>(state_.devices.size()); ++index) {
     if (const Device& device = state_.of(index); !device.loops.empty()) {
-      now.plan_hits += static_cast<std::int64_t>(device.loops.plan_hits());
-      now.plan_misses += static_cast<std::int64_t>(device.loops.plan_misses());
+      now.plan_hits += static_cast<std::int64_t>(device.loops.sum(&Policy::Counters::plan_hits));
+      now.plan_misses += static_cast<std::int64_t>(device.loops.sum(&Policy::Counters::plan_misses));
       const Stat reserved = state_.memory.statistics(Location::device(index)).reserved_bytes[0];
       const auto staged =
           static_cast<std::int64_t>(device.incoming ? device.incoming->bytes() + device.outgoing->bytes() : 0);

@@ -255,8 +255,8 @@ class Engine final : public PressureCallback {
   /// be watched. Waits for operators that use storages on the host.
   /// \throws OutOfMemory, RuntimeFailure; some storages may have been fetched by then
   void bring_back(int device, Lock& lock);
-  /// Whether the managed memory reserved on the device exceeds the budget.
-  bool is_over_cap(int device);
+  /// Managed bytes reserved on the device beyond the budget.
+  std::size_t over_cap(int device);
   /// Releases cached segments and, if that is not enough, evicts what it can to bring the device within its cap.
   void shrink(int device);
   /// Updates the atomics that `is_awake`, `has_idle_devices` and `may_run_unwatched` read.

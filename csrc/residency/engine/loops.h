@@ -61,12 +61,7 @@ class Loops {
 
   /// Number of operators in one iteration of each loop that follows a schedule.
   std::uint64_t step_length() const;
-  std::uint64_t plan_hits() const {
-    return sum(&Policy::Counters::plan_hits);
-  }
-  std::uint64_t plan_misses() const {
-    return sum(&Policy::Counters::plan_misses);
-  }
+  std::uint64_t sum(std::uint64_t Policy::Counters::* counter) const;
 
  private:
   struct Runner {
@@ -77,7 +72,6 @@ class Loops {
 
   std::unique_ptr<Loop> make() const;
   bool is_free(std::size_t loop) const;
-  std::uint64_t sum(std::uint64_t Policy::Counters::* counter) const;
 
   PolicyOptions options_;
   std::vector<std::unique_ptr<Loop>> loops_;

@@ -41,6 +41,9 @@ class Room final : public PlaceSource {
   void prepare_room(const std::vector<Record*>& operands, int device, std::span<const std::size_t> results,
                     std::size_t workspace, std::vector<Record*>& left);
 
+  /// cost_of for the allocator, whose tags are records.
+  BlockCost cost_of_block(Need need);
+
  private:
   // room.cpp
 
@@ -52,8 +55,6 @@ class Room final : public PlaceSource {
   /// The cheapest contiguous range of free and retiring blocks, if there is one.
   /// \param read only blocks that their write-backs have read
   std::optional<std::vector<Record*>> retiring_range(std::size_t bytes, int device, bool read);
-  /// cost_of for the allocator, whose tags are records.
-  BlockCost cost_of_block(Need need);
   static std::optional<std::vector<Record*>> records_of(const std::optional<std::vector<void*>>& tags);
   /// Whether the current schedule does not contain the storage and it was not used for a whole step.
   bool is_unused_by_step(const Record& record) const;

@@ -54,7 +54,7 @@ void Engine::become_idle_if_quiet(int index) {
   if (state_.operators - quiet.still_since < kStill << doublings) {
     const std::uint64_t length = device.loops.step_length();
     const std::uint64_t quietly = state_.operators - quiet.since;
-    const std::uint64_t misses = device.loops.plan_misses();
+    const std::uint64_t misses = device.loops.sum(&Policy::Counters::plan_misses);
     if (length == 0 || quietly < length * (kQuietSteps << doublings)) {
       return;
     }
