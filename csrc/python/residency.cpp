@@ -9,6 +9,7 @@
 
 #include "python/bindings.h"
 #include "tensor/dispatch/deferred_updates.h"
+#include "tensor/dispatch/operand_walk.h"
 #include "tensor/dispatch/pins.h"
 #include "tensor/dispatch/thread_state.h"
 #include "tensor/process/budget_state.h"
@@ -68,12 +69,13 @@ class Pins {
   std::vector<at::Tensor> tensors_;
 };
 
-/// Calls a method of the engine, if there is one. \return its result, or a value-initialised one
+/// Calls a method of the engine, if there is one; in a forked process another thread may have had its lock. \return its
+/// result, or a value-initialised one
 template <auto method>
 auto of_engine() {
   Engine* const engine = engine_in_use();
   using Result = decltype((engine->*method)());
-  return engine == nullptr ? Result() : (engine->*method)();
+  return engine == nullptr || Context::forked() ? Result() : (engine->*method)();
 }
 
 py::dict residency_stats() {
@@ -153,19 +155,22 @@ void bind_residency(py::module_& module) {
   module.def(
       "make_all_known",
       [] {
-        std::vector<at::Tensor> tensors;
+        std::vector<c10::Storage> storages; // torch.utils.swap_tensors refuses tensors that have another owner
         {
           // Gone before the GIL is released: PyTorch can only fill a tuple, on another thread, that has one reference.
           const py::list objects = py::module_::import("gc").attr("get_objects")();
           for (const py::handle object : objects) {
             if (PyObject_TypeCheck(object.ptr(), reinterpret_cast<PyTypeObject*>(THPVariableClass)) != 0) {
-              tensors.push_back(THPVariable_Unpack(object.ptr()));
+              if (const at::Tensor& tensor = THPVariable_Unpack(object.ptr());
+                  accelerators_storage(tensor) != nullptr) {
+                storages.push_back(tensor.storage());
+              }
             }
           }
         }
         without_gil([&] {
-          make_known(tensors);
-          tensors.clear();
+          make_known(storages);
+          storages.clear();
         });
       },
       no_gil_inside);

@@ -8,9 +8,11 @@
 #include <vector>
 
 #include "policy_rig.h"
+#include "residency/engine/loops.h"
 #include "residency/policy/schedule.h"
 
 using namespace simulator;
+using namespace torch_uvm;
 
 TEST(without_a_schedule_nothing_is_fetched) {
   Policy policy(with_budget(100));
@@ -186,6 +188,46 @@ TEST(the_cost_of_a_call_does_not_depend_on_the_step) {
     CHECK_EQ(counters.schedules_made, 1U);
     CHECK(counters.plan_hits >= operators);
   }
+}
+
+TEST(loops_share_a_budget_by_what_they_had_since_it_was_shared) {
+  Loops loops;
+  loops.start();
+  PolicyOptions options;
+  options.budget = 120;
+  loops.set_options(options);
+  const Thread maker = std::make_shared<int>(), user = std::make_shared<int>();
+  Loops::Loop& made = loops[loops.of_thread(maker, Loops::kUnknown, false)];
+  Loops::Loop& uses = loops[loops.of_thread(user, Loops::kUnknown, false)];
+  const auto run = [](Loops::Loop& loop, StorageId storage) {
+    const std::vector<Access> operand = {{storage, true}};
+    loop.policy.begin(7, operand, false);
+    loop.policy.end({}, 0);
+  };
+  std::uint64_t operators = 0;
+  const auto run_both = [&] {
+    run(made, 1);
+    run(uses, 3);
+    loops.share_budget(operators += 5000);
+  };
+  made.policy.created(1, 10);
+  made.policy.created(2, 90);
+  uses.policy.created(3, 50);
+  run_both();
+  CHECK_EQ(made.budget, 80U);
+  CHECK_EQ(uses.budget, 40U);
+  made.policy.freed(2); // it was there in a part of what is looked at
+  run_both();
+  CHECK_EQ(uses.budget, 40U);
+  run_both();
+  CHECK_EQ(made.budget, 120U); // all fits
+  CHECK_EQ(uses.budget, 120U);
+  made.policy.created(4, 200);
+  loops.set_options(options);
+  made.policy.freed(4);
+  run(uses, 3);
+  loops.share_budget(operators += 5000);
+  CHECK_EQ(uses.budget, 120U); // the other has not run within this budget
 }
 
 HARNESS_MAIN()

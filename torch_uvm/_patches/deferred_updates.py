@@ -248,7 +248,7 @@ def _deferring(plain: Callable[..., Any]) -> Callable[..., Any]:
             return plain(*args, **kwargs)
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        arguments = dict(bound.arguments)
+        arguments = dict(bound.arguments)  # given by position as torch.optim does: it takes some only so
         groups = _deferrable(arguments) if arguments["params"] else []
         if not groups:
             return plain(*args, **kwargs)
@@ -257,8 +257,8 @@ def _deferring(plain: Callable[..., Any]) -> Callable[..., Any]:
         counted = []  # numbers, and what they were
         try:
             for recorded in _without_common_operands(arguments, groups):
-                part = _part(arguments, [index for group in recorded for index in group])
-                tensors, numbers = _operands(part) or ([], [])
+                bound.arguments = _part(arguments, [index for group in recorded for index in group])
+                tensors, numbers = _operands(bound.arguments) or ([], [])
                 counted += [(each, torch._foreach_add(each, 0)) for each in numbers]
                 of_each = iter(list(zip(*tensors, strict=True)))
                 operands = [tensors_of([*itertools.islice(of_each, len(group))]) for group in recorded]
@@ -267,7 +267,7 @@ def _deferring(plain: Callable[..., Any]) -> Callable[..., Any]:
                 # inconsistent.
                 try:
                     _C.begin_recording(recorder)
-                    plain(**part)
+                    plain(*bound.args, **bound.kwargs)
                 finally:
                     _C.end_recording(recorder)
                 updates += recorder.updates
@@ -282,7 +282,8 @@ def _deferring(plain: Callable[..., Any]) -> Callable[..., Any]:
             weakref.finalize(optimizer, _C.flush_all_pending).atexit = False
         rest = sorted(set(range(len(arguments["params"]))).difference(*groups))
         if rest:
-            plain(**_part(arguments, rest))
+            bound.arguments = _part(arguments, rest)
+            plain(*bound.args, **bound.kwargs)
         return None
 
     return call

@@ -14,6 +14,7 @@ namespace {
 
 /// Number of operators between the first two attempts to return to an exceeded budget.
 constexpr std::uint64_t kFirstShrinkPause = 64;
+constexpr std::uint64_t kLongestShrinkPause = 1024;
 
 /// How long lifting a budget waits for operators that use storages on the host.
 constexpr std::chrono::seconds kLongestWait{30};
@@ -217,11 +218,14 @@ void Engine::shrink(int device) {
   if (bytes == 0) {
     return;
   }
-  for (void* const tag :
-       state_.memory.min_cost_segments(bytes, device, /*for_small=*/false, room_.cost_of_block(Need::kNow))) {
-    copies_.evict(*static_cast<Record*>(tag), Stream::host());
+  // If no segments suffice that can be emptied, then at least those that are in the way of less.
+  for (std::size_t wanted = bytes; wanted != 0; wanted = std::min(wanted / 2, over_cap(device))) {
+    for (void* const tag :
+         state_.memory.min_cost_segments(wanted, device, /*for_small=*/false, room_.cost_of_block(Need::kNow))) {
+      copies_.evict(*static_cast<Record*>(tag), Stream::host());
+    }
+    state_.memory.empty_cache();
   }
-  state_.memory.empty_cache();
   if (over_cap(device) != 0 && state_.of(device).running == 0) { // something in each segment stays, or could not leave
     room_.evict_all(device, Stream::host());
     state_.memory.empty_cache();
@@ -251,7 +255,7 @@ void Engine::retry_budget(int index) {
   shrink(index);
   device.excess = over_cap(index) != 0;
   const std::uint64_t pause = device.running != 0 ? device.shrink_pause : 2 * device.shrink_pause;
-  device.shrink_pause = device.excess ? std::max(pause, kFirstShrinkPause) : 0;
+  device.shrink_pause = device.excess ? std::clamp(pause, kFirstShrinkPause, kLongestShrinkPause) : 0;
   device.next_shrink = state_.operators + device.shrink_pause;
 }
 

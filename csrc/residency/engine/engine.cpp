@@ -216,12 +216,16 @@ void Engine::count_pin(Record& record) {
   ++record.pins;
 }
 
-bool Engine::pin(Record* record, Stream stream) {
+bool Engine::pin(Record* record, Stream stream, bool waits) {
   if (record->points_at == Side::kHost && record->captured == 0) {
     if (!state_.address_may_change(*record, Mover::kOperator)) {
       return false;
     }
     if (!copies_.bring_to_device(*record, stream)) {
+      if (const Device& home = state_.of(record->device);
+          waits && home.running != 0 && bytes_on(record->device).pinned + record->bytes <= home.cap) {
+        return false;
+      }
       throw no_room_to_pin(*record);
     }
   }
@@ -233,13 +237,18 @@ bool Engine::pin(Record* record, Stream stream) {
   return true;
 }
 
-OutOfMemory Engine::no_room_to_pin(const Record& wanted) const {
-  std::size_t pinned = 0, used = 0;
+Engine::Held Engine::bytes_on(int device) const {
+  Held held;
   for (const auto& [id, record] : state_.records) {
-    if (record->device == wanted.device && record->device_block != nullptr) {
-      (record->pins != 0 ? pinned : used) += record->pins != 0 || record->in_use != 0 ? record->bytes : 0;
+    if (record->device == device && record->device_block != nullptr) {
+      (record->pins != 0 ? held.pinned : held.used) += record->pins != 0 || record->in_use != 0 ? record->bytes : 0;
     }
   }
+  return held;
+}
+
+OutOfMemory Engine::no_room_to_pin(const Record& wanted) const {
+  const auto [pinned, used] = bytes_on(wanted.device);
   const std::string device = to_string(Location::device(wanted.device));
   const std::optional<std::size_t> budget = state_.devices[static_cast<std::size_t>(wanted.device)].budget;
   const bool others = budget && pinned + used + wanted.bytes <= *budget;

@@ -186,9 +186,11 @@ class Engine final : public PressureCallback {
   void materialise(Record* record, Stream stream);
   /// Brings the storage to the device, also one without a budget, and pins it there until `unpin` was called as often
   /// as `pin`. A storage that a graph has captured is pinned where the graph uses it. Requires the lock.
-  /// \return false if an operator uses the storage on the host; nothing has changed, retry once it has ended
+  /// \param waits whether the caller waits for operators that use what is in the way
+  /// \return false if an operator uses the storage on the host, or `waits`; nothing has changed, retry once it has
+  /// ended
   /// \throws OutOfMemory if there is no room; nothing has changed
-  bool pin(Record* record, Stream stream);
+  bool pin(Record* record, Stream stream, bool waits = false);
   void unpin(Record* record) noexcept;
 
   // captures.cpp: a graph stores the addresses of captured storages, and its kernels are not watched.
@@ -341,6 +343,11 @@ class Engine final : public PressureCallback {
 
   // engine.cpp
   void count_pin(Record& record);
+  struct Held {
+    std::size_t pinned = 0;
+    std::size_t used = 0; ///< by operators that run
+  };
+  Held bytes_on(int device) const;
   OutOfMemory no_room_to_pin(const Record& wanted) const;
   void unregister(Record* record) noexcept;
   void free_if_dead(Record* record) noexcept;

@@ -30,6 +30,7 @@ void Loops::set_options(const PolicyOptions& options) {
     loop->policy.set_options(options);
     loop->budget = options.budget;
     loop->operators = loop->policy.operators(); // what ran within another budget has no share in this one
+    loop->policy.take_peak_bytes();
   }
   next_share_ = 0;
 }
@@ -81,14 +82,15 @@ void Loops::share_budget(std::uint64_t now) {
   if (size() == 1 || now < next_share_) {
     return;
   }
-  next_share_ = now + kShared;
+  next_share_ = now + std::max(kShared, 2 * step_length()); // each peak is of whole steps
   std::vector<double> needs;
   double all = 0;
   for (const auto& loop : loops_) {
     const std::uint64_t before = std::exchange(loop->operators, loop->policy.operators());
     // Others soon use what operators without a loop have made, so it would count twice.
     const bool runs = before != loop->operators && loop != loops_[kUnknown];
-    needs.push_back(runs ? static_cast<double>(loop->policy.peak_bytes()) : 0);
+    const auto peak = static_cast<double>(loop->policy.take_peak_bytes());
+    needs.push_back(runs ? peak : 0);
     if (!runs) {
       loop->policy.stop();
     }

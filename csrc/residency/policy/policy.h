@@ -92,9 +92,9 @@ class Policy {
   bool is_settled() const;
   /// Milliseconds that an operator takes in the mean, as the schedule of the latest operator predicts; 0: not known.
   double predicted_ms_per_operator() const;
-  /// The most bytes that its storages have had together.
-  std::size_t peak_bytes() const {
-    return peak_bytes_;
+  /// The most bytes that its storages have had together since this was last asked.
+  std::size_t take_peak_bytes() {
+    return std::exchange(peak_bytes_, bytes_);
   }
   /// Number of operators that have begun.
   std::uint64_t operators() const {

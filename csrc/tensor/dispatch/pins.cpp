@@ -16,7 +16,7 @@
 namespace torch_uvm {
 namespace {
 
-/// How long keep_resident waits for another thread's operator that uses the storage on the host.
+/// How long keep_resident waits for another thread's operator that uses the storage on the host, or its room.
 constexpr std::chrono::seconds kLongestWait{30};
 
 } // namespace
@@ -58,12 +58,13 @@ void keep_resident(const at::Tensor& tensor, bool keep) {
       return;
     }
     const Stream stream = current_stream_of(device_of(*record, *storage));
-    if (engine->pin(record, stream)) {
+    const Engine::Frame* const own = this_thread().running;
+    const bool in_time = std::chrono::steady_clock::now() - began <= kLongestWait;
+    if (engine->pin(record, stream, /*waits=*/in_time && own == nullptr)) {
       return;
     }
-    const Engine::Frame* const own = this_thread().running;
     const bool waits_for_itself = own != nullptr && own->uses(*record);
-    if (waits_for_itself || std::chrono::steady_clock::now() - began > kLongestWait) {
+    if (waits_for_itself || !in_time) {
       throw OutOfMemory(OutOfMemory::Cause::kBudget, record->bytes,
                         "no room to keep " + format_bytes(record->bytes) + " on " +
                             to_string(Location::device(record->device)) +
@@ -89,17 +90,17 @@ bool knows_all() {
   return all;
 }
 
-void make_known(const std::vector<at::Tensor>& tensors) {
+void make_known(const std::vector<c10::Storage>& storages) {
   Engine* const engine = engine_in_use();
   if (engine == nullptr || Context::forked()) {
     return;
   }
   const Engine::Lock lock(*engine);
-  for (const at::Tensor& tensor : tensors) {
-    c10::StorageImpl* const storage = accelerators_storage(tensor);
+  for (const c10::Storage& each : storages) {
+    c10::StorageImpl* const storage = each.unsafeGetStorageImpl();
     // Skip storages with labels: record_of may remove a label, which replaces the pointer that another thread may be
     // reading. Operators do that later.
-    if (storage != nullptr && !has_owner(storage->_mutable_data_ptr_no_checks())) {
+    if (!has_owner(storage->_mutable_data_ptr_no_checks())) {
       record_of(*engine, storage);
     }
   }

@@ -17,7 +17,8 @@ void keep_resident(const at::Tensor& tensor, bool keep);
 
 /// Whether the engine knows every storage on a device that it could evict.
 bool knows_all();
-/// Registers storages with the engine that were created before the budget: it can evict only storages that it knows.
-void make_known(const std::vector<at::Tensor>& tensors);
+/// Registers storages of accelerators with the engine that were created before the budget: it can evict only storages
+/// that it knows.
+void make_known(const std::vector<c10::Storage>& storages);
 
 } // namespace torch_uvm

@@ -60,7 +60,7 @@ std::size_t limit_of_devices() {
 
 std::optional<std::size_t> budget_in_force(int device) {
   const Engine* const engine = engine_in_use();
-  return engine == nullptr ? std::nullopt : engine->budget(device);
+  return engine == nullptr || Context::forked() ? std::nullopt : engine->budget(device);
 }
 
 std::optional<std::size_t> host_limit_of(const Options& options, std::size_t pinned) {
@@ -90,6 +90,10 @@ void Budgets::apply_engine_options() {
     made_engine().set_host_limit(wanted);
     host_limit = wanted;
   }
+}
+
+std::unique_lock<std::mutex> Budgets::lock() {
+  return Context::forked() ? std::unique_lock<std::mutex>() : std::unique_lock(mutex);
 }
 
 void Budgets::apply(int device) {

@@ -21,7 +21,7 @@ bool is_sized(const std::optional<BudgetRequest>& request) {
 /// \param device,anew as of Budgets::apply_started
 void change_and_apply(const std::function<void(Options&)>& change, std::optional<int> device, bool anew) {
   Budgets& budgets = Budgets::get();
-  const std::lock_guard lock(budgets.mutex);
+  const std::unique_lock lock = budgets.lock();
   const Options before = Context::get().options();
   Context::get().change_options(change);
   try {
@@ -96,7 +96,7 @@ std::optional<std::size_t> budget_of(int device) {
     return std::nullopt;
   }
   const std::size_t bytes = resolve_budget(*request, memory_of(device)).value().bytes;
-  const std::lock_guard lock(Budgets::get().mutex);
+  const std::unique_lock lock = Budgets::get().lock();
   return Budgets::get().share_of(device, bytes);
 }
 
@@ -114,7 +114,7 @@ void request_budget(std::optional<int> device, const std::optional<BudgetRequest
 
 void request_default_budget() {
   Budgets& budgets = Budgets::get();
-  const std::lock_guard lock(budgets.mutex); // a concurrent request may fail and roll its options back
+  const std::unique_lock lock = budgets.lock(); // a concurrent request may fail and roll its options back
   if (!Context::get().options().budget) {
     Context::get().change_options([](Options& options) { options.budget = BudgetRequest(); });
     budgets.apply_started(std::nullopt, false);
@@ -207,7 +207,7 @@ std::string explain_kept_budget(int device) noexcept {
 
 std::optional<std::size_t> host_limit_in_force() {
   Budgets& budgets = Budgets::get();
-  const std::lock_guard lock(budgets.mutex);
+  const std::unique_lock lock = budgets.lock();
   const Options options = Context::get().options();
   return engine_in_use() != nullptr && options.automatic_host_limit ? budgets.host_limit : host_limit_of(options, 0);
 }

@@ -34,6 +34,7 @@ constexpr unsigned kMostDoublings = 4; // of the small requests between two sear
 Block* CachingManagedAllocator::State::allocate_under_pressure(const Request& request, Lock& lock,
                                                                std::optional<OutOfMemory> refusal) {
   pool_statistics.count(PoolStatistics::k_num_alloc_retries, request.home);
+  const bool was_capped = cap_of(request.home).has_value();
   if (Block* const block = from_small_segments(request, lock)) {
     return block;
   }
@@ -61,6 +62,10 @@ Block* CachingManagedAllocator::State::allocate_under_pressure(const Request& re
       if (block != nullptr) {
         return block;
       }
+    }
+  } else if (was_capped) { // the budget has been lifted since
+    if (Block* const block = retry(request, lock, refusal)) {
+      return block;
     }
   }
   note_refused(request.requested, request.stream);
