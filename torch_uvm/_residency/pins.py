@@ -55,7 +55,8 @@ def keep_resident(x: Hinted) -> Kept:
         an object whose `release()` unpins. If it is dropped, the tensors stay pinned until they are freed.
 
     Raises:
-        torch.OutOfMemoryError: they do not fit. Nothing is pinned then.
+        torch.OutOfMemoryError: they do not fit, nor after 30 s of waiting for operators of other threads that
+            have their room. Nothing is pinned then.
 
     >>> table = torch_uvm.memory.zeros(1 << 20)
     >>> kept = torch_uvm.keep_resident(table)
