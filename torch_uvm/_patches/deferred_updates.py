@@ -248,7 +248,7 @@ def _deferring(plain: Callable[..., Any]) -> Callable[..., Any]:
             return plain(*args, **kwargs)
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        arguments = dict(bound.arguments)  # given by position as torch.optim does: it takes some only so
+        arguments = dict(bound.arguments)
         groups = _deferrable(arguments) if arguments["params"] else []
         if not groups:
             return plain(*args, **kwargs)
@@ -267,6 +267,7 @@ def _deferring(plain: Callable[..., Any]) -> Callable[..., Any]:
                 # inconsistent.
                 try:
                     _C.begin_recording(recorder)
+                    # As torch.optim does: it looks for `state_steps` by position.
                     plain(*bound.args, **bound.kwargs)
                 finally:
                     _C.end_recording(recorder)

@@ -12,7 +12,8 @@
 namespace torch_uvm {
 namespace {
 
-/// Number of operators between the first two attempts to return to an exceeded budget.
+/// Number of operators between the first two attempts to return to an exceeded budget, and at most: what is in the way,
+/// such as a pin, may go at any time.
 constexpr std::uint64_t kFirstShrinkPause = 64;
 constexpr std::uint64_t kLongestShrinkPause = 1024;
 

@@ -47,8 +47,8 @@ struct Budgets {
   };
 
   std::mutex mutex; // taken before that of process_engine.cpp
-  std::unique_lock<std::mutex>
-  lock(); ///< owns nothing in a forked process: its holder may be another thread of the parent
+  /// Locks the mutex, but not in a forked process: a thread of the parent may have held it.
+  std::unique_lock<std::mutex> lock();
   std::array<OfDevice, kMaxDevices> devices;
   std::optional<std::size_t> host_limit; ///< in force
   std::atomic<bool> warned_of_none{false};
