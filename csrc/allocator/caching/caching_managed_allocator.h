@@ -69,8 +69,7 @@ class PressureCallback {
     return false;
   }
   /// Called for a small request under a cap that will never move. Moves others away from the lowest address that has
-  /// room for it, or, if \p among_small, out of the segments of small requests, or out of one that may become one of
-  /// them. Returns true if a retry is worthwhile.
+  /// room for it, or, if \p among_small, out of the segments of small requests. Returns true if a retry is worthwhile.
   virtual bool make_room_for_small(std::size_t /*bytes*/, Location /*home*/, Stream /*stream*/, bool /*among_small*/) {
     return false;
   }
@@ -237,8 +236,7 @@ class CachingManagedAllocator {
 
   /// The tags of the blocks of the device's segments that together have at least `bytes`, and cost the least to empty,
   /// as far as there are any. \throws InvalidArgument
-  /// \param for_small only among those that took what is left for segments of small requests
-  std::vector<void*> min_cost_segments(std::size_t bytes, int device, bool for_small, const BlockCost& cost) const;
+  std::vector<void*> min_cost_segments(std::size_t bytes, int device, const BlockCost& cost) const;
 
   /// Min-cost eviction range: the cheapest contiguous blocks of a device's segments whose eviction frees `bytes` in one
   /// piece. Returns the tags of the allocated ones, lowest address first. If no segment can hold `bytes`, returns all

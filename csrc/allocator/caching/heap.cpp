@@ -302,29 +302,6 @@ Block* Heap::add_segment(Slot& slot, void* ptr, std::size_t bytes, Location home
   return block;
 }
 
-bool Heap::give_to_small(Location home, std::size_t most) noexcept {
-  Segment* given = nullptr;
-  for (auto& [address, segment] : segments_) {
-    const bool fits = segment.home == home && segment.used == 0 && segment.size_class != SizeClass::kSmall;
-    if (fits && segment.bytes <= most) {
-      given = &segment;
-      most = segment.bytes - 1;
-    }
-  }
-  if (given == nullptr) {
-    return false;
-  }
-  for (Block* block = given->first; block != nullptr; block = block->after) {
-    index_of(block).erase(block);
-  }
-  pool_statistics_.segment_changed(home, pool_kind(given->size_class), PoolKind::kSmall, given->bytes);
-  given->size_class = SizeClass::kSmall;
-  for (Block* block = given->first; block != nullptr; block = block->after) {
-    index_of(block).insert(block);
-  }
-  return true;
-}
-
 Heap::Segments::iterator Heap::remove_segment(Segments::iterator position) noexcept {
   Segment& segment = position->second;
   for (Block* block = segment.first; block != nullptr;) {

@@ -101,9 +101,6 @@ class Heap {
   /// Adds a segment that consists of one free block.
   Block* add_segment(Slot& slot, void* ptr, std::size_t bytes, Location home, SizeClass kind,
                      FreeList& free_list) noexcept;
-  /// Makes the smallest segment of at most `most` bytes with no block in use serve small requests.
-  /// \return whether there is one
-  bool give_to_small(Location home, std::size_t most) noexcept;
   /// Removes a segment with no block in use. \return the next segment
   Segments::iterator remove_segment(Segments::iterator segment) noexcept;
 

@@ -78,16 +78,6 @@ void PoolStatistics::segment_made(Location home, PoolKind kind, std::size_t byte
   count(k_num_device_alloc, home);
 }
 
-void PoolStatistics::segment_changed(Location home, PoolKind from, PoolKind to, std::size_t bytes) noexcept {
-  for (Scope* const changed : {&scopes_[0], &scope(home)}) {
-    for (const auto& [kind, sign] : {std::pair(from, -1), std::pair(to, 1)}) {
-      Account& levels = changed->accounts[static_cast<std::size_t>(kind)];
-      levels[k_segment].change(sign);
-      levels[k_reserved_bytes].change(sign * as_signed(bytes));
-    }
-  }
-}
-
 void PoolStatistics::segment_released(Location home, PoolKind kind, std::size_t bytes) noexcept {
   each(home, kind, [&](Account& levels) {
     levels[k_segment].decrease(1);

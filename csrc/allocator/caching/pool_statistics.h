@@ -47,8 +47,6 @@ class PoolStatistics {
   /// The number of free pieces in partly used segments changed.
   void split_changed(Location home, PoolKind kind, std::int64_t pieces, std::int64_t bytes) noexcept;
   void segment_made(Location home, PoolKind kind, std::size_t bytes) noexcept;
-  /// A segment serves another pool from now on. The totals do not change.
-  void segment_changed(Location home, PoolKind from, PoolKind to, std::size_t bytes) noexcept;
   void segment_released(Location home, PoolKind kind, std::size_t bytes) noexcept;
   /// Counts in the total, and in `home` if it is given.
   void count(Count count, std::optional<Location> home = std::nullopt) noexcept;

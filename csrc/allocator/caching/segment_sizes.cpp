@@ -97,11 +97,14 @@ bool CachingManagedAllocator::State::has_free(Location home, std::size_t bytes) 
 
 Block* CachingManagedAllocator::State::from_fresh_segment(const Request& request, Lock& lock,
                                                           std::optional<OutOfMemory>& refusal) {
+  const std::size_t own = round_up(request.bytes, kLargeGranularity);
+  if (excess(request.home, request.kind, own) > 0) { // what is left for small requests is taken last
+    return nullptr;
+  }
   const std::size_t bytes = new_segment_bytes(request);
   if (Block* const block = from_new_segment(request, bytes, lock, refusal)) {
     return block;
   }
-  const std::size_t own = round_up(request.bytes, kLargeGranularity);
   return own < bytes && refusal ? from_new_segment(request, own, lock, refusal) : nullptr;
 }
 

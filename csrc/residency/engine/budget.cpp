@@ -221,8 +221,7 @@ void Engine::shrink(int device) {
   }
   // If no segments suffice that can be emptied, then at least those that are in the way of less.
   for (std::size_t wanted = bytes; wanted != 0; wanted = std::min(wanted / 2, over_cap(device))) {
-    for (void* const tag :
-         state_.memory.min_cost_segments(wanted, device, /*for_small=*/false, room_.cost_of_block(Need::kNow))) {
+    for (void* const tag : state_.memory.min_cost_segments(wanted, device, room_.cost_of_block(Need::kNow))) {
       copies_.evict(*static_cast<Record*>(tag), Stream::host());
     }
     state_.memory.empty_cache();

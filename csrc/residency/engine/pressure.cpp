@@ -97,8 +97,7 @@ bool Engine::make_room_for_small(std::size_t bytes, Location home, Stream stream
       return false;
     }
     if (among_small) {
-      return room_.evict_first_fit(bytes, home.index, /*among_small=*/true, stream) ||
-             room_.evict_segment(bytes, home.index, stream);
+      return room_.evict_first_fit(bytes, home.index, /*among_small=*/true, stream);
     }
     // Nothing moves for it if all fits. Nor in steps that repeat: these free what they make, and would move in each
     // step.

@@ -219,11 +219,6 @@ bool Room::evict_first_fit(std::size_t bytes, int device, bool among_small, Stre
   return run && evict_all(*records_of(run), taker);
 }
 
-bool Room::evict_segment(std::size_t bytes, int device, Stream taker) {
-  const auto tags = state_.memory.min_cost_segments(bytes, device, /*for_small=*/true, cost_of_block(Need::kNow));
-  return !tags.empty() && evict_all(*records_of(tags), taker);
-}
-
 bool Room::evict_all(int device, Stream taker) {
   bool any = false;
   for (const auto& [id, record] : state_.records) {

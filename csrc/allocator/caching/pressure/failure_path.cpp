@@ -1,9 +1,8 @@
 // What is tried before OutOfMemory is raised. The first step that helps ends the list.
 //
 //   refused by the limit, the host or the runtime | refused by the device's cap
-//   1. wait for pending frees                     | 1. if small: move others out of segments of small requests, out
-//                                                 |    of those that took what is left for such segments, or away
-//                                                 |    from the lowest address
+//   1. wait for pending frees                     | 1. if small: move others out of segments of small requests, or
+//                                                 |    away from the lowest address
 //   2. release cached segments                    | 2. merge free neighbours
 //   3. merge free neighbours                      | 3. release unused segments of the device
 //   4. memory-pressure callback (evicts, if the   | 4. memory-pressure callback
@@ -95,14 +94,10 @@ Block* CachingManagedAllocator::State::from_small_segments(const Request& reques
       const auto run = heap.first_run(request.bytes, request.home, /*among_small=*/true);
       return run ? take_run(*run, request, lock) : nullptr;
     };
-    const auto give = [&] {
-      return heap.give_to_small(request.home, left_for_small(request.home, SizeClass::kLarge, 0));
-    };
     Block* block = look();
-    if (block == nullptr && !give() && make_room(/*among_small=*/true)) {
-      give(); // what the callback may have emptied
+    if (block == nullptr && make_room(/*among_small=*/true)) {
+      block = look();
     }
-    block = block == nullptr ? look() : block;
     if (block != nullptr) {
       budget.small_failures = 0;
       return block;

@@ -242,16 +242,15 @@ std::optional<std::vector<void*>> CachingManagedAllocator::min_cost_range_near(s
   return best ? std::optional(tags_of(best->first, best->last)) : std::nullopt;
 }
 
-std::vector<void*> CachingManagedAllocator::min_cost_segments(std::size_t bytes, int device, bool for_small,
+std::vector<void*> CachingManagedAllocator::min_cost_segments(std::size_t bytes, int device,
                                                               const BlockCost& cost) const {
   const State& state = *state_;
   state.check_device(device);
   const std::lock_guard lock(state.mutex);
   const Location home = Location::device(device);
-  const std::size_t most = for_small ? state.left_for_small(home, SizeClass::kLarge, 0) : kLargestRequest;
   std::vector<Candidate> candidates;
   for (const auto& [address, segment] : state.heap.segments()) {
-    if (segment.home != home || segment.bytes > most || (for_small && segment.size_class == SizeClass::kSmall)) {
+    if (segment.home != home) {
       continue;
     }
     std::optional<Window> window;
