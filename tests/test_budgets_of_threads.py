@@ -98,6 +98,19 @@ def test_a_pin_waits_for_an_operator_that_has_its_room() -> None:
     assert bool((wanted == 2).all())
 
 
+def test_a_move_waits_for_an_operator_that_has_its_room() -> None:
+    torch_uvm.enable(budget=64 * MIB)
+    wanted, other, left = full(30), full(40), full(20)  # `wanted` is on the host
+    left.add_(1)
+    with running(other):
+        threading.Timer(0.2, may_end.set).start()
+        moved = torch_uvm.to(wanted, "cpu")
+        assert may_end.is_set()
+    assert moved.device.type == "cpu" and bool((moved == 1).all())
+    wanted.add_(1)  # the same bytes, and no longer pinned
+    assert bool((moved == 2).all())
+
+
 def test_a_pin_that_never_fits_is_refused_at_once() -> None:
     torch_uvm.enable(budget=64 * MIB)
     wanted = full(30)

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch_uvm import _C
 from torch_uvm._patches import install, tensor_to
 from torch_uvm._patches.tensor_to import inside_a_module, moves_for_module
+from torch_uvm._residency.pins import resident
 from torch_uvm._switch.scopes import disabled
 from torch_uvm._util.arguments import Device, check_flag, exact_keywords, resolve_device, show
 from torch_uvm._util.compiler import break_the_graph, is_recorded, refuse_to_record
@@ -98,9 +99,12 @@ def move_or_copy(
         return copied  # type: ignore[no-any-return]
     if x.device == device:
         return x
-    if moves_for_module():
-        return _C.move_for_module(x, device, non_blocking)
-    return torch.ops.torch_uvm.move(x, device, non_blocking)  # type: ignore[no-any-return]
+    move = _C.move_for_module if moves_for_module() else torch.ops.torch_uvm.move
+    try:
+        return move(x, device, non_blocking)
+    except torch.OutOfMemoryError:
+        with resident(x.detach()):  # a pin waits for operators of other threads that have the room
+            return move(x, device, non_blocking)
 
 
 def _fits(memory_format: torch.memory_format, x: torch.Tensor) -> bool:
