@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 import torch
@@ -155,16 +155,23 @@ def test_tensors_may_be_swapped_while_a_budget_is_set() -> None:
 def test_a_forked_child_does_not_wait_for_the_parents_threads() -> None:
     torch_uvm.enable(budget=12 * MIB)
     x = full(2)
-    with meanwhile(lambda: x.add_(1), lambda: torch_uvm.set_budget(12 * MIB), torch_uvm.stats) as errors:
+    calls: list[Callable[[], object]] = [
+        gc.collect, torch_uvm.stats, torch_uvm.get_budget, torch_uvm.memory_summary, torch_uvm.disable,
+        lambda: torch_uvm.set_budget(8 * MIB), lambda: torch_uvm.set_limit("1GiB"), torch_uvm.step,
+        lambda: torch_uvm.keep_resident(x), lambda: torch_uvm.residency(x), lambda: full(1),
+        lambda: torch_uvm.to(x, "cpu"), torch_uvm.memory.empty_cache,
+    ]  # fmt: skip
+    threads: list[Callable[[], object]] = [
+        lambda: x.add_(1), lambda: torch_uvm.set_budget(12 * MIB), torch_uvm.stats,
+        lambda: torch_uvm.keep_resident(x).release(), lambda: torch_uvm.set_limit("2GiB"),
+    ]  # fmt: skip
+    with meanwhile(*threads) as errors:
         for _ in range(15):
             if (child := os.fork()) == 0:
-                try:
-                    gc.collect()
-                    torch_uvm.set_budget(8 * MIB)
-                    torch_uvm.stats()
-                    torch_uvm.get_budget()
-                finally:
-                    os._exit(0)
+                for call in calls:
+                    with suppress(Exception):  # it has no managed memory
+                        call()
+                os._exit(0)
             ends = time.monotonic() + 20
             while os.waitpid(child, os.WNOHANG)[0] == 0:
                 if time.monotonic() > ends:

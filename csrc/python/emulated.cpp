@@ -31,7 +31,7 @@ py::dict counters_dict(std::optional<int> device) {
 
 ResidencyInfo residency_of(const at::Tensor& tensor) {
   std::optional<Engine::Lock> lock; // other threads' operators move no bytes meanwhile
-  if (Engine* const engine = engine_in_use(); engine != nullptr && !Context::forked()) {
+  if (Engine* const engine = engine_in_use(); engine != nullptr) {
     lock.emplace(*engine);
   }
   const Touch range = emulated::access_of(tensor, false);

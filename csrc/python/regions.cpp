@@ -14,7 +14,6 @@
 #include "tensor/dispatch/deferred_updates.h"
 #include "tensor/dispatch/operand_walk.h"
 #include "tensor/dispatch/regions.h"
-#include "tensor/process/context.h"
 #include "tensor/process/process_engine.h"
 
 namespace torch_uvm {
@@ -98,7 +97,7 @@ Engine* begin_use(const py::sequence& inputs) {
   if (may_need_updates()) {
     update(inputs);
   }
-  return Context::forked() ? nullptr : engine_in_use();
+  return engine_in_use();
 }
 
 /// Begins a call. While no operator is watched, its inputs are not looked at.

@@ -14,7 +14,6 @@
 #include "tensor/dispatch/thread_state.h"
 #include "tensor/process/budget_state.h"
 #include "tensor/process/budgets.h"
-#include "tensor/process/context.h"
 #include "tensor/process/process_engine.h"
 
 namespace torch_uvm {
@@ -69,13 +68,12 @@ class Pins {
   std::vector<at::Tensor> tensors_;
 };
 
-/// Calls a method of the engine, if there is one; in a forked process another thread may have had its lock. \return its
-/// result, or a value-initialised one
+/// Calls a method of the engine, if there is one. \return its result, or a value-initialised one
 template <auto method>
 auto of_engine() {
   Engine* const engine = engine_in_use();
   using Result = decltype((engine->*method)());
-  return engine == nullptr || Context::forked() ? Result() : (engine->*method)();
+  return engine == nullptr ? Result() : (engine->*method)();
 }
 
 py::dict residency_stats() {
@@ -115,7 +113,9 @@ void call_on_main_thread() noexcept {
       try {
         if (py::module_::import("threading").attr("active_count")().cast<int>() == 1) {
           const py::gil_scoped_release without_gil;
-          engine_in_use()->note_between_operators();
+          if (Engine* const engine = engine_in_use()) {
+            engine->note_between_operators();
+          }
         }
       } catch (const std::exception&) {
         // The interpreter is going away. Operators are counted instead.
@@ -181,7 +181,11 @@ void bind_residency(py::module_& module) {
       "flush_pending_of_storage", [](const c10::Storage& storage) { run_deferred_updates_of({over(storage)}); },
       py::arg("storage"), no_gil);
   module.def(
-      "budget", [](int device) { return engine_in_use() == nullptr ? std::nullopt : engine_in_use()->budget(device); },
+      "budget",
+      [](int device) {
+        Engine* const engine = engine_in_use();
+        return engine == nullptr ? std::nullopt : engine->budget(device);
+      },
       py::arg("device"), no_gil);
   module.def("residency_stats", &residency_stats, no_gil_inside);
   module.def(

@@ -36,16 +36,15 @@ std::uint64_t begin_capture() {
 }
 
 void note_launch(std::uint64_t capture) {
-  if (Context::forked()) {
-    return;
+  if (Engine* const engine = engine_in_use()) {
+    const c10::impl::VirtualGuardImpl guard(at::getAccelerator(/*checked=*/true).value());
+    engine->launched(capture, current_stream_of(guard.getDevice()));
   }
-  const c10::impl::VirtualGuardImpl guard(at::getAccelerator(/*checked=*/true).value());
-  engine_in_use()->launched(capture, current_stream_of(guard.getDevice()));
 }
 
 void release_capture(std::uint64_t capture) noexcept {
-  if (!Context::forked()) {
-    engine_in_use()->release_capture(capture);
+  if (Engine* const engine = engine_in_use()) {
+    engine->release_capture(capture);
   }
 }
 

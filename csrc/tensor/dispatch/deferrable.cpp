@@ -10,7 +10,6 @@
 
 #include "tensor/dispatch/deferred_updates.h"
 #include "tensor/dispatch/storage_records.h"
-#include "tensor/process/context.h"
 #include "tensor/process/process_engine.h"
 #include "tensor/storage/labels.h"
 
@@ -70,7 +69,7 @@ bool is_asked_for(Engine& engine, const at::Tensor& tensor) {
 std::vector<std::vector<std::size_t>> deferrable(const std::vector<std::vector<at::Tensor>>& operands) {
   std::vector<std::vector<std::size_t>> found;
   Engine* const engine = engine_in_use();
-  if (engine == nullptr || !engine->is_awake() || Context::get().forked() || !is_plain_thread()) {
+  if (engine == nullptr || !engine->is_awake() || !is_plain_thread()) {
     return found;
   }
   const std::vector<at::Tensor>& parameters = operands.front();

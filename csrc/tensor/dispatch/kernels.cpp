@@ -10,10 +10,9 @@ namespace torch_uvm {
 Kernel::Kernel() : counted_(!Context::forked() && begin_kernel()), holds_(!Context::forked() && !counted_) {}
 
 Kernel::~Kernel() {
-  if (!frame_.operands.empty()) {
-    Engine& engine = *engine_in_use();
-    const Engine::Lock lock(engine);
-    engine.end(frame_);
+  if (Engine* const engine = engine_in_use(); engine != nullptr && !frame_.operands.empty()) {
+    const Engine::Lock lock(*engine);
+    engine->end(frame_);
   }
   if (counted_) {
     end_kernel();

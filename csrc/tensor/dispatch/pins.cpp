@@ -25,8 +25,7 @@ void materialise(const at::Tensor& tensor) {
   finish_deferred_updates_of(tensor);
   Engine* const engine = engine_in_use();
   c10::StorageImpl* const storage = accelerators_storage(tensor);
-  if (engine == nullptr || storage == nullptr || !(engine->is_awake() || engine->has_open_captures()) ||
-      Context::forked()) {
+  if (engine == nullptr || storage == nullptr || !(engine->is_awake() || engine->has_open_captures())) {
     return;
   }
   give_out_address(*engine, storage);
@@ -76,7 +75,7 @@ void keep_resident(const at::Tensor& tensor, bool keep) {
 
 bool knows_all() {
   Engine* const engine = engine_in_use();
-  if (engine == nullptr || Context::forked()) {
+  if (engine == nullptr) {
     return true;
   }
   const Engine::Lock lock(*engine); // the engine sets the tags of the blocks that it knows
@@ -92,7 +91,7 @@ bool knows_all() {
 
 void make_known(const std::vector<c10::Storage>& storages) {
   Engine* const engine = engine_in_use();
-  if (engine == nullptr || Context::forked()) {
+  if (engine == nullptr) {
     return;
   }
   const Engine::Lock lock(*engine);

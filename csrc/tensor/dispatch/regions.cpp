@@ -81,13 +81,13 @@ void Region::leave(std::span<c10::StorageImpl* const> outputs) noexcept {
     return;
   }
   open_ = false;
+  this_thread().running = seen_ ? nullptr : this_thread().running;
   Engine* const engine = engine_in_use();
-  if (!seen_) {
-    engine->end_unseen_graph();
+  if (engine == nullptr) { // forked meanwhile
     return;
   }
-  this_thread().running = nullptr;
-  if (Context::forked()) {
+  if (!seen_) {
+    engine->end_unseen_graph();
     return;
   }
   const Engine::Lock lock(*engine);
@@ -148,10 +148,10 @@ void WorkUnderWay::hold(Record* record) {
 
 void WorkUnderWay::end() noexcept {
   unwatched_.reset();
-  if (!frame_.operands.empty() && !Context::forked()) {
-    Engine& engine = *engine_in_use();
-    const Engine::Lock lock(engine);
-    engine.end(frame_);
+  Engine* const engine = engine_in_use();
+  if (!frame_.operands.empty() && engine != nullptr) {
+    const Engine::Lock lock(*engine);
+    engine->end(frame_);
     frame_.operands.clear();
   }
 }

@@ -7,7 +7,6 @@
 #include "tensor/dispatch/deferred_updates.h"
 #include "tensor/dispatch/operand_walk.h"
 #include "tensor/dispatch/thread_state.h"
-#include "tensor/process/context.h"
 #include "tensor/process/process_engine.h"
 #include "tensor/process/streams.h"
 #include "tensor/storage/advice_registry.h"
@@ -38,7 +37,7 @@ Strong lock(const Record& record) {
   }
   finish_deferred_updates_of(storage);
   Engine* const engine = engine_in_use();
-  if (engine != nullptr && !Context::forked()) {
+  if (engine != nullptr) {
     give_out_address(*engine, storage);
   }
 }

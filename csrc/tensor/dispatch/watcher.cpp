@@ -13,7 +13,6 @@
 #include "tensor/dispatch/operand_walk.h"
 #include "tensor/dispatch/storage_records.h"
 #include "tensor/dispatch/thread_state.h"
-#include "tensor/process/context.h"
 #include "tensor/process/process_engine.h"
 
 namespace torch_uvm {
@@ -91,7 +90,7 @@ void use_untracked(Engine& engine, const at::RecordFunction& function) noexcept 
 std::unique_ptr<at::ObserverContext> before_operator(const at::RecordFunction& function) {
   Engine* const engine = engine_in_use();
   const bool deferred = has_deferred_updates() && !runs_deferred_update();
-  if (engine == nullptr || Context::forked()) {
+  if (engine == nullptr) {
     return nullptr;
   }
   if (!(engine->is_awake() || engine->has_open_captures() || deferred)) {

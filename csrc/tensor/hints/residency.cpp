@@ -94,7 +94,7 @@ bool has_bytes(const at::Tensor& tensor) {
 
 Places residency(const std::vector<at::Tensor>& tensors) {
   std::optional<Engine::Lock> lock; // other threads' operators move no bytes meanwhile
-  if (Engine* const engine = engine_in_use(); engine != nullptr && !Context::forked()) {
+  if (Engine* const engine = engine_in_use(); engine != nullptr) {
     lock.emplace(*engine);
   }
   Places places;

@@ -60,7 +60,7 @@ std::size_t limit_of_devices() {
 
 std::optional<std::size_t> budget_in_force(int device) {
   const Engine* const engine = engine_in_use();
-  return engine == nullptr || Context::forked() ? std::nullopt : engine->budget(device);
+  return engine == nullptr ? std::nullopt : engine->budget(device);
 }
 
 std::optional<std::size_t> host_limit_of(const Options& options, std::size_t pinned) {

@@ -180,7 +180,7 @@ bool leave_limit_to_host(std::size_t wanted) noexcept {
   try {
     const ManagedRuntime& runtime = Context::get().runtime();
     const std::unique_lock lock(budgets.mutex, std::try_to_lock); // see start_budget
-    if (!lock || engine_in_use() == nullptr || Context::forked() || !runtime.limit() ||
+    if (!lock || engine_in_use() == nullptr || !runtime.limit() ||
         runtime.managed_bytes() + wanted <= *runtime.limit() || wanted > limit_of_devices()) {
       return false;
     }

@@ -62,15 +62,22 @@ void Context::make_runtime_locked() {
   auto made = std::make_unique<Made>(backend_.make_runtime(options_), options_.allocator);
   made->runtime->set_limit(options_.limit);
   made_.store(made.release(), std::memory_order_release);
-  // Hold the allocator's lock across a fork, so that a child cannot inherit it locked by another thread (in a prototype
-  // 2 of 60 children hung).
-  pthread_atfork([] { get().made_.load()->allocator.before_fork(); },
-                 [] { get().made_.load()->allocator.after_fork_in_parent(); },
-                 [] {
-                   Made* made = get().made_.load();
-                   forked_.store(true);
-                   made->allocator.after_fork_in_child();
-                 });
+  // Hold this lock and the allocator's across a fork, so that a child cannot inherit one locked by another thread (in a
+  // prototype 2 of 60 children hung).
+  pthread_atfork(
+      [] {
+        get().mutex_.lock();
+        get().made_.load()->allocator.before_fork();
+      },
+      [] {
+        get().made_.load()->allocator.after_fork_in_parent();
+        get().mutex_.unlock();
+      },
+      [] {
+        forked_.store(true);
+        get().made_.load()->allocator.after_fork_in_child();
+        get().mutex_.unlock();
+      });
 }
 
 ManagedRuntime& Context::runtime() {

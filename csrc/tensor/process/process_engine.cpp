@@ -38,7 +38,7 @@ void register_operator_watch(const OperatorWatch& watch) {
 }
 
 Engine* engine_in_use() {
-  return the_engine.load(std::memory_order_acquire);
+  return Context::forked() ? nullptr : the_engine.load(std::memory_order_acquire);
 }
 
 Engine& made_engine() {
@@ -107,7 +107,7 @@ std::uint64_t begin_engine_capture() {
 void end_engine_capture(std::uint64_t capture) noexcept {
   const std::lock_guard lock(engine_making);
   Engine* const engine = engine_in_use();
-  if (engine != nullptr && !Context::forked()) {
+  if (engine != nullptr) {
     engine->end_capture(capture);
     watch_while_needed(*engine);
   }
@@ -122,8 +122,8 @@ void note_allocation(int device, std::size_t bytes) {
 
 bool forget_record(Block* block) {
   Engine* const engine = engine_in_use();
-  if (engine == nullptr || block == nullptr || Context::forked()) {
-    return false; // a child has the parent's records, and may have inherited the engine's mutex locked
+  if (engine == nullptr || block == nullptr) {
+    return false;
   }
   void* const record = Context::get().managed_allocator().tag(block);
   if (record != nullptr) {
@@ -134,7 +134,7 @@ bool forget_record(Block* block) {
 
 void forget_outlived(Block* block) {
   Engine* const engine = engine_in_use();
-  if (engine != nullptr && block != nullptr && !Context::forked()) {
+  if (engine != nullptr && block != nullptr) {
     engine->expired(block);
   }
 }

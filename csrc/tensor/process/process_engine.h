@@ -22,7 +22,8 @@ struct OperatorWatch {
 /// Call once per process, before any other function of this file.
 void register_operator_watch(const OperatorWatch& watch);
 
-/// The process's engine; nullptr before the first budget, capture or pin.
+/// The process's engine; nullptr before the first budget, capture or pin, and in a forked child, which has the parent's
+/// records and may have inherited the mutex locked.
 Engine* engine_in_use();
 /// The same, created if there is none yet.
 Engine& made_engine();

@@ -43,10 +43,9 @@ void delete_plain(void* block) {
 }
 
 void delete_evicted(void* record) {
-  if (Context::get().forked()) {
-    return;
+  if (Engine* const engine = engine_in_use()) {
+    engine->destroyed(static_cast<Record*>(record));
   }
-  engine_in_use()->destroyed(static_cast<Record*>(record));
 }
 
 } // namespace

@@ -8,7 +8,6 @@
 #include <utility>
 #include <vector>
 
-#include "tensor/process/context.h"
 #include "tensor/process/process_engine.h"
 #include "tensor/storage/block_storage.h"
 
@@ -116,7 +115,7 @@ c10::intrusive_ptr<Owner> make_owner(c10::StorageImpl* storage) {
 
 /// As make_owner, under the engine's lock: the engine may be reading the storage on another thread.
 c10::intrusive_ptr<Owner> make_owner_for_all(c10::StorageImpl* storage) {
-  Engine* const engine = Context::forked() ? nullptr : engine_in_use();
+  Engine* const engine = engine_in_use();
   if (engine == nullptr) {
     return make_owner(storage);
   }
