@@ -31,6 +31,7 @@ from scipy.sparse import coo_array
 
 from torch_uvm._tools.access_traces import Trace
 from torch_uvm._tools.link_rates import H200, LinkRates
+from torch_uvm._tools.schedules import Iteration
 from torch_uvm._tools.timed_iteration import Segments, TimedIteration, iteration_of
 
 _SCALE = 1e6  # bytes in a unit of the programme
@@ -343,6 +344,7 @@ def bound(
     step_ms: float | None = None,
     rates: LinkRates | None = None,
     intervals: int = 64,
+    whole: Iteration | None = None,
 ) -> dict[str, float]:
     """The least time of a step, and what a fastest step of the programme moves.
 
@@ -352,6 +354,7 @@ def bound(
         step_ms: a step in core, which the recorded durations are scaled to. None: they stay as they are.
         intervals: of equal time. The budget is checked at one operator of each. More give a higher bound and
             take longer.
+        whole: the trace's iteration (`TracedLoop.iteration`), if that is known.
 
     Returns:
         ``bound_ms``; ``in_core_ms``, the sum of the durations; ``in_place``: bytes of a fastest step.
@@ -360,7 +363,7 @@ def bound(
         ValueError: no step that repeats, no durations, or an operator that alone exceeds the budget.
         RuntimeError: the programme was not solved.
     """
-    iteration = iteration_of(trace, step_ms)
+    iteration = iteration_of(trace, step_ms, whole)
     made = _Bound(iteration, budget, rates or H200, intervals)
     solved = made.programme.minimise((each, 1.0) for each in made.ms)
     in_place = sum(solved[each] * factor for terms in made.in_place for each, factor in terms)

@@ -25,10 +25,10 @@ def operator_times(trace: Trace, first: int, end: int, step_ms: float | None = N
     Raises:
         ValueError: the trace has no durations, and ``step_ms`` is None.
     """
-    weights = []
-    for op in trace.operators[first:end]:
-        used = sum(trace.storages[name].bytes for name in {*op.reads, *op.writes, *op.births})
-        weights.append(used + (1 << 20))  # small operators take a moment, too
+    bytes_of = {name: storage.bytes for name, storage in trace.storages.items()}.__getitem__
+    weights = [  # small operators take a moment, too
+        sum(map(bytes_of, {*op.reads, *op.writes, *op.births}), 1 << 20) for op in trace.operators[first:end]
+    ]
     found: list[float | None] = [None] * (end - first)
     for group in trace.groups:
         if first <= group.first and group.first + group.operators <= end:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from torch_uvm._tools.access_traces import Trace
-from torch_uvm._tools.schedules import TracedLoop
+from torch_uvm._tools.schedules import Iteration, TracedLoop
 
 _FLOATING = "aten::_fused_"  # optimizers; their names have no other operator
 
@@ -65,12 +65,17 @@ class TimedIteration:
     steps: int
 
 
-def iteration_of(trace: Trace, step_ms: float | None = None) -> TimedIteration:
+def iteration_of(
+    trace: Trace, step_ms: float | None = None, whole: Iteration | None = None
+) -> TimedIteration:
     """The iteration of a trace: see `TracedLoop`. It ends with the operator that the trace ends with.
 
     It is recognised by its operators, not by marked steps: optimizers that run in backward hooks mark many.
+
+    Args:
+        whole: what `TracedLoop.iteration` returns, if that is known.
     """
-    whole = TracedLoop(trace, step_ms).iteration()
+    whole = whole or TracedLoop(trace, step_ms).iteration()
     size = len(whole.operators)
     begin = (len(trace.operators) - whole.first) % size  # in its order
     operators = whole.operators[begin:] + whole.operators[:begin]

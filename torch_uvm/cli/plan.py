@@ -124,10 +124,10 @@ def _bound(loop: Loop) -> Callable[[Trace, int], float] | None:
             raise
         return None
     rates = link_rates(loop.card)
-    device_ms = loop.whole.in_core_ms
 
     def of(trace: Trace, budget: int) -> float:
-        return max(float(bound(trace, budget, device_ms, rates, _INTERVALS)["bound_ms"]), loop.in_core_ms)
+        found = bound(trace, budget, None, rates, _INTERVALS, loop.whole)
+        return max(found["bound_ms"], loop.in_core_ms)
 
     return of
 
