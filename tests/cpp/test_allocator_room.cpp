@@ -223,6 +223,24 @@ TEST(large_requests_leave_a_cap_a_share_for_segments_of_small_ones) {
   }
 }
 
+TEST(large_requests_take_the_share_of_small_ones_when_it_is_given_up) {
+  Rig rig(std::make_unique<RecordingRuntime>(1), true);
+  CachingManagedAllocator& memory = *rig.allocator;
+  const auto rest = [&] { return memory.try_allocate(kSmallSegment, kDevice, kStream); };
+  memory.set_cap(0, 64 * MiB);
+  std::vector<Block*> blocks{rig.allocate(64 * MiB - kSmallSegment)};
+  CHECK(rest() == nullptr);
+  memory.leave_none_for_small(0);
+  memory.set_cap(0, 64 * MiB); // the same
+  blocks.push_back(rest());
+  CHECK(blocks.back() != nullptr);
+  memory.set_cap(0, 64 * MiB + kSmallSegment);
+  CHECK(rest() == nullptr);
+  for (Block* const block : blocks) {
+    memory.free(block);
+  }
+}
+
 TEST(evictions_make_room_if_the_source_refuses) {
   // The device has less memory than its cap: another program uses the rest.
   EmulatedConfig config;

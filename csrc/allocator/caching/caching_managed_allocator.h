@@ -229,6 +229,8 @@ class CachingManagedAllocator {
   /// \throws InvalidArgument; RuntimeFailure if the wait failed, but the cap is set
   void set_cap(int device, std::optional<std::size_t> bytes, std::size_t ceiling = kNoCeiling);
   static constexpr std::size_t kNoCeiling = ~std::size_t{0};
+  /// Large requests may take what they leave of the cap to small ones, until it changes. \throws InvalidArgument
+  void leave_none_for_small(int device);
   std::optional<std::size_t> cap(int device) const; ///< \throws InvalidArgument
   /// Free bytes for large blocks under a device's cap, in segments and for new ones, possibly in pieces. 0 without a
   /// cap. \throws InvalidArgument

@@ -72,7 +72,7 @@ std::size_t CachingManagedAllocator::State::capped_segment_bytes(const Request& 
 }
 
 std::size_t CachingManagedAllocator::State::left_for_small(Location home, SizeClass kind, std::size_t own) const {
-  if (home.is_host() || kind == SizeClass::kSmall) {
+  if (home.is_host() || kind == SizeClass::kSmall || caps[static_cast<std::size_t>(home.index)].leaves_none) {
     return 0;
   }
   const DeviceCap& budget = caps[static_cast<std::size_t>(home.index)];

@@ -69,6 +69,7 @@ struct DeviceCap {
   std::size_t most = 0;
   unsigned small_failures = 0; ///< searches among small blocks in a row that found nothing
   std::uint64_t small_skips = 0; ///< small requests that pass until the next search: it looks at all these blocks
+  bool leaves_none = false; ///< nothing is left for small requests any more
   bool refused = false; ///< the source has refused since a segment of the device was last made or released
 };
 

@@ -274,7 +274,11 @@ void Engine::mark_step(const Frame& frame) {
   const Lock lock(*this);
   for (int index = 0; index < static_cast<int>(state_.devices.size()); ++index) {
     if (const Loops& loops = state_.of(index).loops; state_.of(index).budget) {
-      loops[loop_of(frame, index)].policy.mark_step();
+      Policy& policy = loops[loop_of(frame, index)].policy;
+      policy.mark_step();
+      if (policy.counters().following) { // the step has made all that it keeps, such as an optimizer's state
+        state_.memory.leave_none_for_small(index);
+      }
     }
   }
   if (state_.recorder) {

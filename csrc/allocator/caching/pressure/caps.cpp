@@ -173,12 +173,19 @@ void CachingManagedAllocator::State::release_above_cap(int device) noexcept {
   }
 }
 
+void CachingManagedAllocator::leave_none_for_small(int device) {
+  const std::lock_guard lock(state_->mutex);
+  state_->check_device(device);
+  state_->caps[static_cast<std::size_t>(device)].leaves_none = true;
+}
+
 void CachingManagedAllocator::set_cap(int device, std::optional<std::size_t> bytes, std::size_t ceiling) {
   State& state = *state_;
   state.check_device(device);
   const std::lock_guard lock(state.mutex);
   const WalkAfterwards walk(state);
   DeviceCap& budget = state.caps[static_cast<std::size_t>(device)];
+  budget.leaves_none = budget.leaves_none && budget.cap == bytes;
   budget.cap = bytes;
   budget.ceiling = std::max(ceiling, bytes.value_or(0));
   budget.most = std::max(bytes.value_or(0), state.taken(device));
