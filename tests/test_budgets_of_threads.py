@@ -197,3 +197,29 @@ def test_a_deferred_step_while_another_thread_compiles(monkeypatch: pytest.Monke
     optimizer.step()
     values = [each[0].item() for each in parameters]
     assert values == [values[0]] * 12 and values[0] < -7
+
+
+@pytest.mark.parametrize("program", ["a budget", "labels"])
+def test_storages_that_python_alone_owns_stop_no_thread(program: str) -> None:
+    """Another reference to them takes the GIL, whose holder may wait for the engine or for their labels."""
+    torch_uvm.enable(budget=12 * MIB)
+    tensors = [full(1) for _ in range(20)]
+    other = torch_uvm.to(full(1), "cpu").untyped_storage()  # the tensor is gone
+    kept: list[torch.UntypedStorage] = []
+
+    def drop() -> None:
+        kept.append(full(1).untyped_storage())
+        del kept[:-4]
+
+    def drop_label() -> None:
+        del kept[:]
+        kept.append(torch_uvm.to(tensors[0], "cpu").untyped_storage())
+
+    works = [drop] if program == "a budget" else [drop_label, lambda: torch_uvm.to(tensors[0], "cpu")]
+    with meanwhile(*works) as errors:
+        ends = time.monotonic() + 2
+        while time.monotonic() < ends:
+            for x in tensors[1:]:
+                x.add_(1)
+    assert not errors and len(other) == MIB
+    assert all(bool((x == x[0]).all()) for x in tensors)

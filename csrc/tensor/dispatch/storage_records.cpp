@@ -19,15 +19,30 @@ namespace {
 using Strong = c10::intrusive_ptr<c10::StorageImpl>;
 using Weak = c10::weak_intrusive_ptr<c10::StorageImpl>;
 
+/// Templated, since torch before 2.13 has another member.
+template <typename Storage>
+bool has_python_object(const Storage& storage) {
+  if constexpr (requires { storage.pyobj_slot()->load_pyobj(); }) {
+    return storage.pyobj_slot()->load_pyobj() != nullptr;
+  } else {
+    return false;
+  }
+}
+
 /// The record's StorageImpl. The weak reference keeps the object allocated, but if no owner is left its contents are
 /// released.
 c10::StorageImpl* storage_of(const Record& record) {
   return static_cast<c10::StorageImpl*>(record.storage);
 }
 
-/// Promotes the record's weak reference; null if the storage has expired.
+/// Promotes the record's weak reference; null if the storage has expired. Also if Python alone owns it: that would take
+/// the GIL, whose holder may wait for the engine's mutex.
 Strong lock(const Record& record) {
-  return Strong::reclaim(c10::raw::weak_intrusive_ptr::lock(storage_of(record)));
+  c10::StorageImpl* const storage = storage_of(record);
+  if (c10::raw::weak_intrusive_ptr::use_count(storage) == 1 && has_python_object(*storage)) {
+    return {};
+  }
+  return Strong::reclaim(c10::raw::weak_intrusive_ptr::lock(storage));
 }
 
 /// The storage materializer of torch 2.13 and later: PyTorch calls it before it hands out a mutable data pointer.

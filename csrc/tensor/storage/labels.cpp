@@ -27,19 +27,36 @@ struct Owner final : c10::intrusive_ptr_target {
   std::mutex mutex; // leaf
   std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> labels;
 
+  /// Locks the mutex.
+  /// \param keep receives strong references to the labels' storages. They are made, and have to be released, without
+  /// the
+  ///        mutex: both may take the GIL, whose holder may wait for the mutex
+  /// \throws std::bad_alloc
+  std::unique_lock<std::mutex> lock(Storages& keep) {
+    std::unique_lock held(mutex);
+    for (std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> seen; seen != labels;) {
+      seen = labels;
+      held.unlock();
+      keep.clear();
+      for (const auto& label : seen) {
+        keep.push_back(label.lock());
+      }
+      held.lock();
+    }
+    return held;
+  }
+
   /// The live storages on these bytes. Removes expired entries, and storages whose bytes PyTorch has replaced
   /// (share_memory_(), a resize, a swap with another storage). Requires the mutex.
-  /// \param keep receives strong references, to be released without the mutex: releasing the last reference to a
-  ///        storage re-enters release_owner
+  /// \param keep of `lock`
   /// \param known a storage that is on these bytes; added if it is not listed, as after a swap
   /// \throws std::bad_alloc with no label lost
-  std::vector<c10::StorageImpl*> live(Storages& keep, c10::StorageImpl* known = nullptr) {
+  std::vector<c10::StorageImpl*> live(const Storages& keep, c10::StorageImpl* known = nullptr) {
     std::vector<c10::StorageImpl*> storages;
-    keep.reserve(labels.size());
     storages.reserve(labels.size() + 1);
-    std::erase_if(labels, [&](const auto& label) {
-      keep.push_back(label.lock());
-      c10::StorageImpl* storage = keep.back().get();
+    auto next = keep.begin();
+    std::erase_if(labels, [&](const auto& /*label*/) {
+      c10::StorageImpl* storage = (next++)->get();
       if (storage == nullptr || owner_of(storage->_mutable_data_ptr_no_checks()) != this) {
         return true;
       }
@@ -68,7 +85,7 @@ void release_owner(void* pointer) {
   auto* owner = static_cast<Owner*>(pointer);
   Storages keep;
   try {
-    std::lock_guard lock(owner->mutex);
+    const auto lock = owner->lock(keep);
     const auto live = owner->live(keep);
     if (live.size() == 1) {
       live.front()->set_resizable(owner->resizable); // only one storage is left: it may grow again
@@ -141,7 +158,7 @@ c10::Storage with_label(const c10::Storage& storage, c10::Device device, c10::Al
   Storages keep;
   c10::DataPtr data;
   c10::intrusive_ptr<c10::StorageImpl> made;
-  std::lock_guard lock(owner->mutex);
+  const auto lock = owner->lock(keep);
   const std::vector<c10::StorageImpl*> live = owner->live(keep, impl);
   for (c10::StorageImpl* storage_there : live) {
     if (storage_there->device() == device) {
@@ -185,7 +202,7 @@ std::optional<std::size_t> labels_of(const c10::Storage& storage) {
     }
   }
   Storages keep;
-  std::lock_guard lock(owner->mutex);
+  const auto lock = owner->lock(keep);
   return owner->live(keep, storage.unsafeGetStorageImpl()).size();
 }
 
