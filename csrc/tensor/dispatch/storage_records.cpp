@@ -19,7 +19,7 @@ namespace {
 using Strong = c10::intrusive_ptr<c10::StorageImpl>;
 using Weak = c10::weak_intrusive_ptr<c10::StorageImpl>;
 
-/// Templated, since torch before 2.13 has another member.
+/// Templated, so that a torch without the member, whose references take no GIL, compiles.
 template <typename Storage>
 bool has_python_object(const Storage& storage) {
   if constexpr (requires { storage.pyobj_slot()->load_pyobj(); }) {
