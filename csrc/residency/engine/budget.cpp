@@ -173,7 +173,7 @@ void Engine::bring_back(int device, Lock& lock) {
       // To evict one storage for another would leave it on the host, where it is used unwatched.
       if (!copies_.bring_to_device(*record, fetches, Need::kToStay)) {
         if (state_.is_unmovable(*record)) {
-          continue; // it is being destroyed
+          continue; // it is being destroyed, or Python alone owns it: no operator uses it now
         }
         throw OutOfMemory(OutOfMemory::Cause::kRuntime, record->bytes,
                           "no room on " + to_string(Location::device(device)) + " to bring back " +

@@ -81,7 +81,9 @@ void Region::leave(std::span<c10::StorageImpl* const> outputs) noexcept {
     return;
   }
   open_ = false;
-  this_thread().running = seen_ ? nullptr : this_thread().running;
+  if (seen_) {
+    this_thread().running = nullptr;
+  }
   Engine* const engine = engine_in_use();
   if (engine == nullptr) { // forked meanwhile
     return;

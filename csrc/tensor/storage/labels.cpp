@@ -28,9 +28,8 @@ struct Owner final : c10::intrusive_ptr_target {
   std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> labels;
 
   /// Locks the mutex.
-  /// \param keep receives strong references to the labels' storages. They are made, and have to be released, without
-  /// the
-  ///        mutex: both may take the GIL, whose holder may wait for the mutex
+  /// \param keep receives strong references to the labels' storages, to be released without the mutex: making and
+  ///        releasing them may take the GIL, whose holder may wait for the mutex
   /// \throws std::bad_alloc
   std::unique_lock<std::mutex> lock(Storages& keep) {
     std::unique_lock held(mutex);
