@@ -112,8 +112,7 @@ std::size_t parse_bytes(std::string_view text) {
   if (error != std::errc() || !(count <= static_cast<long double>(std::numeric_limits<std::size_t>::max()))) {
     refuse(text, "it is too large");
   }
-  constexpr long double kRounding = 4 * std::numeric_limits<long double>::epsilon(); // of the digits and the product
-  if (std::abs(count - std::round(count)) > kRounding * count) {
+  if (unit->bytes == 1 && count != std::round(count)) { // of a larger unit it is rounded: 22.17GiB is meant roughly
     refuse(text, "it has a fraction of a byte");
   }
   return static_cast<std::size_t>(std::round(count));

@@ -35,7 +35,7 @@ TEST(every_unit_is_parsed) {
   CHECK_EQ(parse_bytes("007"), 7U);
 }
 
-TEST(fractions_are_accepted_if_they_are_whole_bytes) {
+TEST(fractions_of_a_unit_are_rounded_to_bytes) {
   CHECK_EQ(parse_bytes("1.5GiB"), 3 * GiB / 2);
   CHECK_EQ(parse_bytes("0.5KiB"), 512U);
   CHECK_EQ(parse_bytes("1.000B"), 1U);
@@ -44,7 +44,8 @@ TEST(fractions_are_accepted_if_they_are_whole_bytes) {
   CHECK_EQ(parse_bytes("32.1TB"), 32100000000000U);
   CHECK_THROWS(InvalidArgument, parse_bytes("0.5B"));
   CHECK_THROWS(InvalidArgument, parse_bytes("4096.0000001"));
-  CHECK_THROWS(InvalidArgument, parse_bytes("1.3KiB"));
+  CHECK_EQ(parse_bytes("1.3KiB"), 1331U);
+  CHECK_EQ(parse_bytes("22.17GiB"), 23804856238U);
 }
 
 TEST(the_largest_size_is_accepted_and_one_more_is_not) {
