@@ -101,11 +101,14 @@ Block* CachingManagedAllocator::State::from_fresh_segment(const Request& request
   if (excess(request.home, request.kind, own) > 0) { // what is left for small requests is taken last
     return nullptr;
   }
-  const std::size_t bytes = new_segment_bytes(request);
-  if (Block* const block = from_new_segment(request, bytes, lock, refusal)) {
-    return block;
+  for (std::size_t bytes = new_segment_bytes(request);; bytes = std::max(own, round_up(bytes / 2, kLargeGranularity))) {
+    if (Block* const block = from_new_segment(request, bytes, lock, refusal)) {
+      return block;
+    }
+    if (!refusal || bytes <= own) {
+      return nullptr;
+    }
   }
-  return own < bytes && refusal ? from_new_segment(request, own, lock, refusal) : nullptr;
 }
 
 } // namespace torch_uvm

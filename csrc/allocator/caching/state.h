@@ -199,7 +199,7 @@ struct CachingManagedAllocator::State {
   std::size_t left_for_small(Location home, SizeClass kind, std::size_t own) const;
   /// Whether a device has that much free memory now, so that populating a segment evicts nothing.
   bool has_free(Location home, std::size_t bytes) const;
-  /// From a segment of new_segment_bytes or, if that is refused, one just large enough for the request.
+  /// From a segment of new_segment_bytes. Halves the size after each refusal, down to the request's.
   Block* from_fresh_segment(const Request& request, Lock& lock, std::optional<OutOfMemory>& refusal);
 
   // caps.cpp
@@ -219,8 +219,6 @@ struct CachingManagedAllocator::State {
   std::size_t excess(Location home, SizeClass kind, std::size_t bytes) const;
   /// What can be allocated under the cap without waiting for pending frees and without the memory-pressure callback.
   Block* within_cap(const Request& request, Lock& lock, std::optional<OutOfMemory>& refusal);
-  /// From the largest shared segment that the source grants; halves the size after each refusal.
-  Block* from_shared_segment(const Request& request, Lock& lock, std::optional<OutOfMemory>& refusal);
   Block* merged_within_cap(const Request& request, Lock& lock, std::optional<OutOfMemory>& refusal);
   OutOfMemory cap_refusal(const Request& request) const;
   /// Whether a request that the cap refused may exceed it: the memory-pressure callback decides.

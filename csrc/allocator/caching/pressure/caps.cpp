@@ -41,27 +41,11 @@ Block* CachingManagedAllocator::State::within_cap(const Request& request, Lock& 
   if (Block* const block = from_cache(request, lock)) {
     return block;
   }
-  if (Block* const block = from_shared_segment(request, lock, refusal)) {
+  refusal.reset();
+  if (Block* const block = from_fresh_segment(request, lock, refusal)) {
     return block;
   }
   return merged_within_cap(request, lock, refusal);
-}
-
-Block* CachingManagedAllocator::State::from_shared_segment(const Request& request, Lock& lock,
-                                                           std::optional<OutOfMemory>& refusal) {
-  const std::size_t own = round_up(request.bytes, kLargeGranularity);
-  if (excess(request.home, request.kind, own) > 0) {
-    refusal.reset();
-    return nullptr;
-  }
-  for (std::size_t bytes = new_segment_bytes(request);; bytes = round_up(bytes / 2, kLargeGranularity)) {
-    if (Block* const block = from_new_segment(request, bytes, lock, refusal)) {
-      return block;
-    }
-    if (!refusal || bytes / 2 < own) {
-      return nullptr;
-    }
-  }
 }
 
 Block* CachingManagedAllocator::State::merged_within_cap(const Request& request, Lock& lock,
