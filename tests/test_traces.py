@@ -27,7 +27,7 @@ RECORDS: list[dict[str, Any]] = [
     {"ran": 0, "operators": 1, "us": 7.5},
     {"resident": 4260, "device": 0},
     {"step": "end"},
-    {"held": 50000},
+    {"held": 1000},
     {"operator": "aten::add_", "time": 20, "in_place_ok": True, "reads": [9], "writes": []},
     {"transfer": "in_place", "storage": 8, "bytes": 100, "time": 20},
     {"transfer": "drop", "storage": 8, "bytes": 100, "time": 20},

@@ -74,6 +74,11 @@ class PacedRuntime final : public bench::IdleRuntime {
     clock = link_.copy(to_host ? LinkClock::kToHost : LinkClock::kToDevice, clock, static_cast<double>(bytes));
   }
 
+  void delay(double us, Stream stream) override {
+    double& clock = clock_of(stream);
+    clock = std::max(clock, host_) + us / 1e3;
+  }
+
   Stream create_stream(int device, int /*priority*/) override {
     streams_.push_back(std::make_unique<double>(0));
     return Stream{device, streams_.back().get()};

@@ -74,7 +74,7 @@ class Loop {
       wants_durations = begun.wants_durations;
       policy.end({}, 0);
       if (ms > 0) {
-        policy.ran(policy.operators(), policy.operators(), ms);
+        policy.ran(policy.operators(), ms);
       }
     }
   }
@@ -185,6 +185,21 @@ TEST(transfers_delay_a_program_whose_host_is_late) {
     op.host_ms = 20;
   }
   CHECK_EQ(predict_ms(schedule, rates, 8), 60.0);
+}
+
+/// It queues nothing while it waits, so what both take adds up.
+TEST(a_program_that_reads_results_pays_for_host_and_device) {
+  Schedule schedule = two_weights_in_turn();
+  for (Iteration::Op& op : schedule.iteration.ops) {
+    op.host_ms = 20;
+    op.ms = 30;
+  }
+  CHECK_EQ(predict_ms(schedule, script::ideal(8, 8, 8), 8),
+           82.0); // 20, and twice 30 and the part of copies that is not hidden, 1
+  for (Iteration::Op& op : schedule.iteration.ops) {
+    op.waits = true;
+  }
+  CHECK_EQ(predict_ms(schedule, script::ideal(8, 8, 8), 8), 100.0); // twice 20 and 30, beside which all is hidden
 }
 
 /// Fetched and written back, each of the small ones would take the host as long as the large one.
@@ -329,11 +344,11 @@ TEST(an_operator_that_used_operands_in_place_counts_as_fast_as_the_others) {
     const Access reads{1, false};
     policy.begin(10, {&reads, 1}, false);
     policy.end({}, 0);
-    policy.ran(policy.operators(), policy.operators(), 9);
+    policy.ran(policy.operators(), 9);
     const Access both[] = {{1, true}, {2, true}};
     policy.begin(11, both, /*in_place_ok=*/true);
     policy.end({}, 0);
-    policy.ran(policy.operators(), policy.operators(), 1000);
+    policy.ran(policy.operators(), 1000);
   }
   const Schedule& schedule = *policy.schedule().first;
   for (const Iteration::Op& op : schedule.iteration.ops) {
@@ -353,20 +368,6 @@ TEST(a_policy_stops_asking_for_durations_that_do_not_come) {
   CHECK(loop.policy.is_settled());
 }
 
-/// As for a loop that is lost once an iteration, so that no operator is timed alone.
-TEST(groups_that_take_long_count_if_operators_are_never_reported_one_by_one) {
-  Loop loop(options(16));
-  loop.settle();
-  for (int iteration = 0; iteration < 20 && loop.wants_durations; ++iteration) {
-    loop.iterate(0);
-    loop.policy.ran(loop.policy.operators() - 2, loop.policy.operators(), 30);
-    CHECK(loop.wants_durations || iteration >= 8);
-  }
-  CHECK(!loop.wants_durations);
-  CHECK_EQ(loop.ms_of(0), 10.0F);
-  CHECK(loop.policy.schedule().first->predicted_ms > 0); // the policy has made schedules from them
-}
-
 TEST(a_policy_without_durations_asks_for_none) {
   PolicyOptions untimed = options(16);
   untimed.timed = false;
@@ -380,8 +381,7 @@ TEST(a_policy_without_durations_asks_for_none) {
 TEST(durations_of_operators_that_no_schedule_had_are_ignored) {
   Loop loop(options(16));
   loop.settle();
-  loop.policy.ran(1, 1, 1000); // before the schedule was made
-  loop.policy.ran(1, loop.policy.operators(), 1000); // likewise, in part
+  loop.policy.ran(1, 1000); // before the schedule was made
   loop.iterate(5);
   loop.iterate(5);
   CHECK_EQ(loop.ms_of(0), 5.0F);

@@ -97,8 +97,8 @@ def record_accesses(path: str | os.PathLike[str]) -> AccessRecording:
     There must be a budget: without one, operators are not observed. There is one recording at a time. It
     ends at `stop()`, at the end of a `with` block, or when the process exits.
 
-    Record six steps or more. As long as everything fits, an idle device is made to wait from the third
-    iteration on, two seconds in all at most, so that durations are the device's own.
+    Record six steps or more. As long as everything fits, a device that has caught up with the host waits a
+    millisecond each time, from the third iteration on, so that durations are the device's own.
 
     Args:
         path: a new file, or one to overwrite. The format is JSON lines (docs/annex.md);

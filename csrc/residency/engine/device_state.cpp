@@ -26,7 +26,7 @@ void Device::restart_quiet(std::uint64_t now) {
   quiet.misses = loops.sum(&Policy::Counters::plan_misses);
 }
 
-void Device::time_operator(ManagedRuntime& runtime, const Decision& decision, OperatorKey key) noexcept {
+void Device::time_operator(ManagedRuntime& runtime, const Decision& decision) noexcept {
   if (last_stream.is_host()) {
     return; // no operator with operands has run on the device yet
   }
@@ -38,16 +38,15 @@ void Device::time_operator(ManagedRuntime& runtime, const Decision& decision, Op
   try {
     if (!loop.timer) {
       loop.timer = std::make_unique<OperatorTimer>(
-          runtime, [&to = loop.policy, before = loop.policy.operators()](const OperatorTimer::Timed& timed_ones) {
-            const std::uint64_t first = before + timed_ones.first;
-            to.ran(first, first + timed_ones.operators - 1, timed_ones.us / 1e3, timed_ones.in_place,
-                   timed_ones.host_us / 1e3);
+          runtime, [&to = loop.policy, before = loop.policy.operators()](const OperatorTimer::Timed& it) {
+            to.ran(before + it.number, it.ms, it.in_place, it.host_ms, it.waited);
           });
+      loop.timer->hold_from_now_on();
     }
   } catch (...) { // no host memory, or the runtime failed: nothing is timed
     return;
   }
-  loop.timer->begin(last_stream, key);
+  loop.timer->begin(last_stream);
 }
 
 } // namespace torch_uvm

@@ -61,7 +61,7 @@ struct Device {
   void restart_quiet(std::uint64_t now);
   /// Times an operator of the current loop on `last_stream`, while its policy asks for that.
   /// \param decision of the policy's `begin` for it
-  void time_operator(ManagedRuntime& runtime, const Decision& decision, OperatorKey key) noexcept;
+  void time_operator(ManagedRuntime& runtime, const Decision& decision) noexcept;
 
   std::optional<std::size_t> budget; ///< what the user set, in bytes; nullopt: none
   std::size_t cap = 0; ///< the budget without the staging slots, rounded (cap_within); the allocator enforces it

@@ -283,7 +283,7 @@ void Engine::mark_step(const Frame& frame) {
   }
   if (state_.recorder) {
     state_.recorder->mark_step();
-    state_.operator_timer->end_group();
+    state_.operator_timer->finish();
   }
 }
 

@@ -314,7 +314,8 @@ class Engine final : public PressureCallback {
   void note_quiescent(int device);
 
   // recording.cpp
-  /// Before an operator that is recorded: makes an idle device wait.
+  /// Before an operator that is recorded. Two iterations are recorded at the program's own pace, the others at the
+  /// device's, unless there are transfers: that would change them.
   void let_host_get_ahead(const Device& device) noexcept;
 
   // pressure.cpp

@@ -93,12 +93,12 @@ void Engine::begin(Frame& frame, const Operator& op, std::span<const Operand> op
       let_host_get_ahead(device); // before an event is on the stream, which the device would not have reached yet
     }
     if (device.timed) {
-      device.time_operator(state_.runtime, decision, op.key);
+      device.time_operator(state_.runtime, decision);
     }
     const EngineState::OwnTime own(state_, frame.device);
     if (state_.recorder) {
       state_.recorder->operator_begin(op.name, state_.now_us(), accesses_, op.in_place_ok);
-      state_.operator_timer->begin(device.last_stream, op.key);
+      state_.operator_timer->begin(device.last_stream);
     }
     for (std::size_t index = 0; index < frame.operands.size(); ++index) {
       copies_.mark_use(*frame.operands[index], accesses_[index].writes);
@@ -144,7 +144,7 @@ void Engine::begin(Frame& frame, const Operator& op, std::span<const Operand> op
     }
     if (state_.statistics.used_in_place.count != in_place_before) {
       if (OperatorTimer* const timer = state_.timer_of(frame.device)) {
-        timer->isolate();
+        timer->used_in_place();
       }
       state_.statistics.over_budget += wanted_in_place ? 0 : 1;
     }
@@ -296,7 +296,12 @@ void Engine::end(Frame& frame) noexcept {
       }
       const Decision& decision = state_.of(device).loops.go_to(frame.loop).policy.begin(frame.key, {}, false);
       if (state_.of(device).timed) {
-        state_.of(device).time_operator(state_.runtime, decision, frame.key);
+        state_.of(device).time_operator(state_.runtime, decision);
+      }
+    }
+    for (OperatorTimer* const timer : {state_.timer_of(device), state_.operator_timer.get()}) {
+      if (timer != nullptr) {
+        timer->end();
       }
     }
     const std::size_t workspace =

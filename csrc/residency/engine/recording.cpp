@@ -7,17 +7,6 @@
 
 namespace torch_uvm {
 
-namespace {
-
-/// How long the device waits, so that the host gets ahead: longer than the host takes for most steps, and for what
-/// takes it longest (60 ms for a library's plan on a slow host). A driver queues about a thousand kernels, and the host
-/// waits for room then.
-constexpr double kHoldUs = 100e3;
-/// A program that waits for the device after each operator never gets ahead.
-constexpr std::uint64_t kMaxHolds = 40;
-
-} // namespace
-
 void Engine::start_recording(const std::string& path) {
   wake_idle_devices();
   const Lock lock(*this);
@@ -34,7 +23,7 @@ void Engine::start_recording(const std::string& path) {
   auto recorder = std::make_unique<AccessRecorder>(path, budgets);
   state_.operator_timer =
       std::make_unique<OperatorTimer>(state_.runtime, [recorder = recorder.get()](const OperatorTimer::Timed& timed) {
-        recorder->ran(timed.first, timed.operators, timed.us);
+        recorder->ran(timed.number, 1, 1e3 * timed.ms);
       });
   state_.recorder = std::move(recorder);
   for (const auto& [id, record] : state_.records) {
@@ -61,25 +50,12 @@ void Engine::stop_recording() {
   }
 }
 
-// Where the device waits for the host's next kernel, the time of a group has the host's part. Two iterations are
-// recorded at the program's own pace. From then on the device is made to wait whenever it has caught up with the host,
-// so that it works without gaps behind that. With transfers this would change what is recorded.
 void Engine::let_host_get_ahead(const Device& device) noexcept {
   const AccessRecorder::Counts& counts = state_.recorder->counts();
   const std::uint64_t loop = device.loops.step_length();
-  if (loop == 0 || counts.operators < 2 * loop || counts.transfers != 0 || counts.holds >= kMaxHolds) {
-    return;
-  }
-  try {
-    if (!state_.runtime.query_stream(device.last_stream)) {
-      return;
-    }
-    state_.operator_timer->end_group();
-    const EngineState::Untimed untimed(state_, device.last_stream);
-    state_.runtime.delay(kHoldUs, device.last_stream);
-    state_.recorder->held(kHoldUs);
-  } catch (...) {
-    ++state_.failures;
+  if (counts.holds == 0 && loop != 0 && counts.operators >= 2 * loop && counts.transfers == 0) {
+    state_.operator_timer->hold_from_now_on();
+    state_.recorder->held(1e3 * OperatorTimer::kHoldMs);
   }
 }
 

@@ -10,10 +10,6 @@ namespace torch_uvm {
 using StorageId = std::uint64_t; ///< never reused
 using OperatorKey = std::uint64_t; ///< the operator's name, hashed by the caller
 
-/// Operators whose durations together exceed this are reported one by one the next time (`Policy::ran`): to time each
-/// takes some microseconds.
-constexpr double kLongGroupMs = 1;
-
 /// A storage may occur more than once in an operator. It is written if any of its accesses writes.
 struct Access {
   StorageId storage = 0;

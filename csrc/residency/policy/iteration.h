@@ -66,7 +66,8 @@ struct Iteration {
     std::uint32_t operands = 0; ///< number of its uses by operands, in order of accesses; they precede its births
     bool in_place_ok = false;
     float ms = 0; ///< duration with all operands on the device; 0 for all operators: unknown
-    float host_ms = 0; ///< what the program takes to queue it, if the device waits for that
+    float host_ms = 0; ///< what the program takes to queue it; 0: not known
+    bool waits = false; ///< the host waits for it: it reads a result
   };
   std::uint32_t steps = 1; ///< how often the program's operators repeat in it
   std::vector<Op> ops;

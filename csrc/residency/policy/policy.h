@@ -59,12 +59,12 @@ class Policy {
   /// \param workspace peak of temporary bytes while it ran
   const Decision& end(std::span<const std::pair<StorageId, std::size_t>> births, std::size_t workspace);
 
-  /// Operators ran on the device, without waits for transfers. They are numbered from 1, in order of `begin`. Durations
-  /// may be reported late, and in any order. Reports after others have begun to mismatch are ignored.
-  /// \param ms the duration of all of them together; beyond kLongGroupMs, several are wanted again one by one
-  /// \param in_place they used operands on the host, at the link's rate
-  /// \param host_ms what the program took to queue them; 0: it was ahead of the device, or that is not known
-  void ran(std::uint64_t first, std::uint64_t last, double ms, bool in_place = false, double host_ms = 0);
+  /// An operator ran on the device, without waits for transfers. They are numbered from 1, in order of `begin`.
+  /// Durations may be reported late, and in any order. Reports after others have begun to mismatch are ignored.
+  /// \param in_place it used operands on the host, at the link's rate
+  /// \param host_ms what the program took to queue it; 0: not known
+  /// \param waited it returned when the device had done it
+  void ran(std::uint64_t number, double ms, bool in_place = false, double host_ms = 0, bool waited = false);
 
   /// A step ends here: the user said so, or an optimizer has run. Repeated steps are recognised without it; alternating
   /// steps need it.

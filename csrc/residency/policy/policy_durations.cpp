@@ -12,10 +12,9 @@ using namespace scheduling;
 namespace {
 
 constexpr unsigned kReports = 2; // of each operator; the shorter duration counts
-constexpr std::uint64_t kPatience = 8; // iterations in which groups that take long do not count
 constexpr double kSmallOperator = 1 << 20; // bytes that stand for the time of an operator that uses none
 
-/// Bytes that an operator uses: its share of the time of a group of operators.
+/// Bytes that an operator uses: a guess at its share of a time.
 double weight_of(const Iteration& iteration, std::uint32_t op) {
   double bytes = kSmallOperator;
   for (const Use& use : iteration.at(op)) {
@@ -59,14 +58,13 @@ void Policy::ask_for_durations() {
   known.asked += decision_.wants_durations ? 1 : 0;
 }
 
-void Policy::ran(std::uint64_t first, std::uint64_t last, double ms, bool in_place, double host_ms) {
+void Policy::ran(std::uint64_t number, double ms, bool in_place, double host_ms, bool waited) {
   KnownSchedule* const known = matcher_.current();
   if (known == nullptr || !matcher_.matched() || known->untimed == 0) {
     return;
   }
-  Iteration& iteration = known->schedule.iteration;
-  const std::uint32_t size = iteration.size();
-  const std::uint64_t back = log_.latest() - first;
+  const std::uint32_t size = known->schedule.iteration.size();
+  const std::uint64_t back = log_.latest() - number;
   if (back > matcher_.in_a_row()) {
     return;
   }
@@ -75,34 +73,19 @@ void Policy::ran(std::uint64_t first, std::uint64_t last, double ms, bool in_pla
     known->slowed.assign(size, true);
     known->untimed = size;
   }
-  const auto place = [&](std::uint64_t number) {
-    const std::uint64_t behind = (log_.latest() - number) % size;
-    return static_cast<std::uint32_t>((matcher_.position() + size - behind) % size);
+  const auto op = static_cast<std::uint32_t>((matcher_.position() + size - back % size) % size);
+  const auto least = [](float& so_far, double now) {
+    so_far =
+        so_far == 0 || now == 0 ? std::max(so_far, static_cast<float>(now)) : std::min(so_far, static_cast<float>(now));
   };
-  // The bytes are a guess at the shares. It has to do for a loop that is lost now and then, and never timed one by one.
-  const bool is_rough = last > first && ms > kLongGroupMs && known->asked <= kPatience * size;
-  double all = 0;
-  for (std::uint64_t number = first; number <= last; ++number) {
-    all += weight_of(iteration, place(number));
-  }
-  const auto host_share = static_cast<float>(host_ms / static_cast<double>(last - first + 1));
-  for (std::uint64_t number = first; number <= last; ++number) {
-    const std::uint32_t op = place(number);
-    const auto share = static_cast<float>(ms * weight_of(iteration, op) / all);
-    float& known_ms = iteration.ops[op].ms;
-    if (is_rough) {
-      known_ms = known->timed[op] == 0 ? share : known_ms;
-      continue;
-    }
-    known_ms = known->timed[op] == 0 ? share : std::min(known_ms, share);
-    float& known_host_ms = iteration.ops[op].host_ms;
-    known_host_ms = known->timed[op] == 0 ? host_share : std::min(known_host_ms, host_share);
-    known->slowed[op] = known->slowed[op] && in_place;
-    if (++known->timed[op] == kReports && --known->untimed == 0) {
-      estimate_resident(known->schedule, known->slowed);
-      solve(*known);
-      return;
-    }
+  Iteration::Op& timed = known->schedule.iteration.ops[op];
+  least(timed.ms, ms);
+  least(timed.host_ms, host_ms);
+  timed.waits |= waited;
+  known->slowed[op] = known->slowed[op] && in_place;
+  if (++known->timed[op] == kReports && --known->untimed == 0) {
+    estimate_resident(known->schedule, known->slowed);
+    solve(*known);
   }
 }
 

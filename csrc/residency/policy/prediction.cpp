@@ -104,6 +104,9 @@ class Timeline {
         value.ready = begin;
       }
     }
+    if (iteration_.ops[op].waits) {
+      host_ = std::max(host_, now_);
+    }
     for (const std::uint32_t value : iteration_.frees[op]) {
       leave(value, now_);
     }

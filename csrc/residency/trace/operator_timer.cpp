@@ -2,113 +2,123 @@
 
 #include <algorithm>
 
-#include "residency/policy/id_map.h"
-
 namespace torch_uvm {
+
+namespace {
+
+/// Operators that the device has not done yet, at most, for the host's time to be the program's. A driver queues about
+/// a thousand kernels, and then the host waits for the device.
+constexpr std::size_t kMaxBehind = 512;
+
+} // namespace
 
 OperatorTimer::OperatorTimer(ManagedRuntime& runtime, Report report)
     : runtime_(runtime), report_(std::move(report)), events_(runtime, runtime.device_count(), /*timing=*/true) {}
 
 OperatorTimer::~OperatorTimer() {
-  end_group();
+  finish();
   report_finished();
-  for (Group& group : ended_) {
-    forget(group);
+  for (Operator& ended : ended_) {
+    forget(ended);
   }
   events_.destroy_all();
 }
 
-void OperatorTimer::begin(Stream stream, OperatorKey key) noexcept {
-  const std::uint64_t pair = mix_bits(std::exchange(last_, key)) ^ key;
-  const bool alone = alone_.contains(pair);
-  if (group_.operators == kMaxOperators || group_.stream != stream || group_.in_place || group_.alone || alone) {
-    end_group();
+void OperatorTimer::begin(Stream stream) noexcept {
+  const double now = runtime_.host_ms();
+  const bool idle = holds_ && is_idle(stream);
+  // Else the device would have what was queued while it was held. Not if merely the hold has ended.
+  latest_.timed.waited = idle && latest_.began_ms < held_until_ms_ && now - latest_.began_ms > kHoldMs / 4;
+  finish();
+  report_finished();
+  latest_.timed.number = begun_++;
+  latest_.stream = stream;
+  latest_.began_ms = now;
+  if (idle) {
+    hold();
   }
-  if (group_.operators == 0) {
-    report_finished();
-    group_.first = begun_;
-    group_.stream = stream;
-    group_.alone = alone;
-    group_.began_ms = runtime_.host_ms();
-    begin_part();
-  }
-  group_.pairs[group_.operators] = pair;
-  ++begun_;
-  ++group_.operators;
+  begin_part();
+  engine_took(runtime_.host_ms() - now);
 }
 
-void OperatorTimer::isolate() noexcept {
-  if (group_.operators > 1) {
-    const Stream stream = group_.stream;
-    const std::uint64_t pair = group_.pairs[--group_.operators];
-    end_group();
-    group_.first = begun_ - 1;
-    group_.began_ms = runtime_.host_ms();
-    group_.pairs[0] = pair;
-    group_.operators = 1;
-    group_.stream = stream;
-    begin_part();
+void OperatorTimer::end() noexcept {
+  if (holds_) {
+    const double now = runtime_.host_ms();
+    end_part(latest_.stream);
+    engine_took(runtime_.host_ms() - now);
   }
-  group_.in_place = true;
+}
+
+bool OperatorTimer::is_idle(Stream stream) noexcept {
+  try {
+    return runtime_.query_stream(stream);
+  } catch (...) { // the runtime failed: the operator is timed at the host's pace
+    return false;
+  }
+}
+
+void OperatorTimer::hold() noexcept {
+  try {
+    runtime_.delay(1e3 * kHoldMs, latest_.stream);
+    held_until_ms_ = latest_.began_ms + kHoldMs;
+  } catch (...) { // as above
+  }
 }
 
 void OperatorTimer::begin_part() noexcept {
   try {
-    group_.parts.reserve(group_.parts.size() + 1);
-    group_.parts.emplace_back(events_.record(group_.stream), Event{});
-    group_.running = true;
+    latest_.parts.reserve(latest_.parts.size() + 1);
+    latest_.parts.emplace_back(events_.record(latest_.stream), Event{});
+    latest_.running = true;
   } catch (...) {
-    group_.failed = true;
+    latest_.failed = true;
   }
 }
 
 bool OperatorTimer::end_part(Stream stream) noexcept {
-  if (!group_.running || group_.stream != stream) {
+  if (!latest_.running || latest_.stream != stream) {
     return false;
   }
-  group_.running = false;
+  latest_.running = false;
   try {
-    group_.parts.back().second = events_.record(stream);
+    latest_.parts.back().second = events_.record(stream);
   } catch (...) {
-    group_.failed = true;
+    latest_.failed = true;
   }
   return true;
 }
 
-void OperatorTimer::end_group() noexcept {
-  end_part(group_.stream);
-  if (!group_.parts.empty() && !group_.failed) {
+void OperatorTimer::finish() noexcept {
+  end_part(latest_.stream);
+  if (!latest_.parts.empty() && !latest_.failed) {
     try {
-      if (runtime_.query_event(group_.parts.front().first)) { // the device keeps up
-        // `isolate` ends a group amid the engine's work, so the group after it can have more of that than time.
-        group_.host_ms = std::max(0.0, runtime_.host_ms() - group_.began_ms - group_.engine_ms);
+      latest_.kept_up = runtime_.query_event(latest_.parts.front().first);
+      if (!latest_.timed.waited && ended_.size() < kMaxBehind) {
+        latest_.timed.host_ms = std::max(0.0, runtime_.host_ms() - latest_.began_ms - latest_.engine_ms);
       }
-      ended_.push_back(group_);
-      group_.parts.clear(); // those of `ended_` are the same events
-    } catch (...) { // no host memory: the group is not timed
+      ended_.push_back(latest_);
+      latest_.parts.clear(); // those of `ended_` are the same events
+    } catch (...) { // no host memory: the operator is not timed
     }
   }
-  forget(group_);
-  group_ = Group{};
+  forget(latest_);
+  latest_ = Operator{};
 }
 
-bool OperatorTimer::report(const Group& group) {
-  for (const auto& [begin, end] : group.parts) {
+bool OperatorTimer::report(Operator& done) {
+  for (const auto& [begin, end] : done.parts) {
     if (!runtime_.query_event(end)) {
       return false;
     }
   }
-  double ms = 0;
-  for (const auto& [begin, end] : group.parts) {
+  double& ms = done.timed.ms = 0;
+  for (const auto& [begin, end] : done.parts) {
     ms += runtime_.elapsed_ms(begin, end);
   }
-  if (group.host_ms > 0) { // the device waited for the engine's work on the host
-    ms = std::min(ms, std::max(ms - group.engine_ms, group.host_ms));
+  if (done.kept_up) { // the device waited for the engine's work on the host
+    ms = std::min(ms, std::max(ms - done.engine_ms, done.timed.host_ms));
   }
-  if (group.operators > 1 && ms > kLongGroupMs) {
-    alone_.insert(group.pairs.begin(), group.pairs.begin() + group.operators);
-  }
-  report_({group.first, group.operators, 1e3 * ms, 1e3 * group.host_ms, group.in_place});
+  report_(done.timed);
   return true;
 }
 
@@ -119,22 +129,22 @@ void OperatorTimer::report_finished() noexcept {
         return;
       }
     } catch (...) {
-      // The device has failed, or its events cannot be read: the group is not timed.
+      // The device has failed, or its events cannot be read: the operator is not timed.
     }
     forget(ended_.front());
     ended_.pop_front();
   }
 }
 
-void OperatorTimer::forget(Group& group) noexcept {
-  for (const auto& [begin, end] : group.parts) {
+void OperatorTimer::forget(Operator& done) noexcept {
+  for (const auto& [begin, end] : done.parts) {
     for (const Event event : {begin, end}) {
       if (event) {
-        events_.give(group.stream, event);
+        events_.give(done.stream, event);
       }
     }
   }
-  group.parts.clear();
+  done.parts.clear();
 }
 
 } // namespace torch_uvm

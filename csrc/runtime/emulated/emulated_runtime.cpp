@@ -225,6 +225,11 @@ void EmulatedRuntime::destroy_stream(Stream stream) noexcept {
   queue_.destroy_stream(stream);
 }
 
+double EmulatedRuntime::host_ms() const {
+  const Lock lock(mutex_);
+  return clock_.host() / 1e3;
+}
+
 bool EmulatedRuntime::query_stream(Stream stream) {
   if (stream.is_host()) {
     return true;

@@ -67,6 +67,7 @@ class EmulatedRuntime final : public ManagedRuntime {
   void synchronize_event(Event event) override;
   void wait_event(Stream stream, Event event) override;
   double elapsed_ms(Event from, Event to) override;
+  double host_ms() const override; ///< by the modelled clock
   int device_count() const override;
   DeviceProperties device_properties(int device) const override;
   MemoryInfo memory_info(int device) const override;
