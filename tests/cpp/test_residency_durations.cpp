@@ -92,6 +92,12 @@ TEST(the_policy_learns_what_operators_take) {
   }
   CHECK(loop.policy.counters().following);
   CHECK(std::abs(loop.iteration_ms() - (1 + 2 + 3)) < 0.1);
+  double host_ms = 0;
+  for (const auto& op : loop.policy.schedule().first->iteration.ops) {
+    CHECK(op.waits);
+    host_ms += static_cast<double>(op.host_ms);
+  }
+  CHECK(std::abs(host_ms - 0.5) < 0.1);
   CHECK(loop.device.loops.current().timer == nullptr); // it has stopped
 }
 
@@ -138,6 +144,7 @@ std::vector<scheduling::Iteration::Op> timed_at(const Pace& pace) {
       runtime.pass_on_host(pace.program_ms + pace.engine_ms);
       if (device.loops.current().timer) {
         device.loops.current().timer->engine_took(pace.engine_ms);
+        device.loops.current().timer->end();
       }
       if (weight == pace.waiting) {
         runtime.synchronize_stream(kStream);
@@ -168,6 +175,7 @@ TEST(a_program_that_is_ahead_of_the_device_is_timed_too) {
 TEST(an_operator_that_the_program_waits_for_is_found) {
   for (const auto& op : timed_at({.program_ms = 0.03, .engine_ms = 0.001, .device_ms = 0.01, .waiting = 2})) {
     CHECK_EQ(op.waits, op.key == 2);
+    CHECK(op.host_ms < 0.1); // the wait is not the program's time
     CHECK(std::abs(op.ms - 0.01) < 0.005);
   }
 }

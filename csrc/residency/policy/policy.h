@@ -63,7 +63,7 @@ class Policy {
   /// Durations may be reported late, and in any order. Reports after others have begun to mismatch are ignored.
   /// \param in_place it used operands on the host, at the link's rate
   /// \param host_ms what the program took to queue it; 0: not known
-  /// \param waited it returned when the device had done it
+  /// \param waited the host waited for it
   void ran(std::uint64_t number, double ms, bool in_place = false, double host_ms = 0, bool waited = false);
 
   /// A step ends here: the user said so, or an optimizer has run. Repeated steps are recognised without it; alternating

@@ -9,6 +9,7 @@ namespace {
 /// Operators that the device has not done yet, at most, for the host's time to be the program's. A driver queues about
 /// a thousand kernels, and then the host waits for the device.
 constexpr std::size_t kMaxBehind = 512;
+constexpr double kWaitMs = 0.25; // shorter pauses of the host are not looked at
 
 } // namespace
 
@@ -25,44 +26,46 @@ OperatorTimer::~OperatorTimer() {
 }
 
 void OperatorTimer::begin(Stream stream) noexcept {
-  const double now = runtime_.host_ms();
-  const bool idle = holds_ && is_idle(stream);
-  // Else the device would have what was queued while it was held. Not if merely the hold has ended.
-  latest_.timed.waited = idle && latest_.began_ms < held_until_ms_ && now - latest_.began_ms > kHoldMs / 4;
+  const double now = runtime_.host_ms(), pause_ms = now - latest_.ended_ms;
+  bool idle = false;
+  try {
+    idle = holds_ && runtime_.query_stream(stream);
+    if (idle && pause_ms > kWaitMs && latest_.stream == stream && !latest_.parts.empty() && !latest_.running) {
+      latest_.resumed = events_.record(stream);
+      latest_.pause_ms = pause_ms;
+    }
+  } catch (...) { // the runtime failed: operators are timed at the host's pace
+  }
   finish();
   report_finished();
   latest_.timed.number = begun_++;
   latest_.stream = stream;
-  latest_.began_ms = now;
-  if (idle) {
-    hold();
+  latest_.began_ms = latest_.ended_ms = now;
+  try {
+    if (idle) {
+      runtime_.delay(1e3 * kHoldMs, stream);
+    }
+  } catch (...) { // as above
   }
   begin_part();
   engine_took(runtime_.host_ms() - now);
 }
 
 void OperatorTimer::end() noexcept {
-  if (holds_) {
-    const double now = runtime_.host_ms();
-    end_part(latest_.stream);
-    engine_took(runtime_.host_ms() - now);
+  if (!holds_) {
+    return;
   }
-}
-
-bool OperatorTimer::is_idle(Stream stream) noexcept {
+  const double now = latest_.ended_ms = runtime_.host_ms();
   try {
-    return runtime_.query_stream(stream);
-  } catch (...) { // the runtime failed: the operator is timed at the host's pace
-    return false;
-  }
-}
-
-void OperatorTimer::hold() noexcept {
-  try {
-    runtime_.delay(1e3 * kHoldMs, latest_.stream);
-    held_until_ms_ = latest_.began_ms + kHoldMs;
+    // The device had work when the operator began.
+    if (now - latest_.began_ms - latest_.engine_ms > kWaitMs && runtime_.query_stream(latest_.stream)) {
+      latest_.timed.waited = true;
+      latest_.began_ms = now - latest_.engine_ms; // what it took before was the wait
+    }
   } catch (...) { // as above
   }
+  end_part(latest_.stream);
+  engine_took(runtime_.host_ms() - now);
 }
 
 void OperatorTimer::begin_part() noexcept {
@@ -93,11 +96,12 @@ void OperatorTimer::finish() noexcept {
   if (!latest_.parts.empty() && !latest_.failed) {
     try {
       latest_.kept_up = runtime_.query_event(latest_.parts.front().first);
-      if (!latest_.timed.waited && ended_.size() < kMaxBehind) {
+      if (ended_.size() < kMaxBehind) {
         latest_.timed.host_ms = std::max(0.0, runtime_.host_ms() - latest_.began_ms - latest_.engine_ms);
       }
       ended_.push_back(latest_);
       latest_.parts.clear(); // those of `ended_` are the same events
+      latest_.resumed = {};
     } catch (...) { // no host memory: the operator is not timed
     }
   }
@@ -109,6 +113,16 @@ bool OperatorTimer::report(Operator& done) {
   for (const auto& [begin, end] : done.parts) {
     if (!runtime_.query_event(end)) {
       return false;
+    }
+  }
+  if (done.resumed) {
+    if (!runtime_.query_event(done.resumed)) {
+      return false;
+    }
+    const double waited = done.pause_ms - runtime_.elapsed_ms(done.parts.back().second, done.resumed);
+    if (waited > kWaitMs) { // the device had work for that long
+      done.timed.waited = true;
+      done.timed.host_ms = std::max(0.0, done.timed.host_ms - waited);
     }
   }
   double& ms = done.timed.ms = 0;
@@ -137,14 +151,18 @@ void OperatorTimer::report_finished() noexcept {
 }
 
 void OperatorTimer::forget(Operator& done) noexcept {
-  for (const auto& [begin, end] : done.parts) {
-    for (const Event event : {begin, end}) {
-      if (event) {
-        events_.give(done.stream, event);
-      }
+  const auto give = [&](Event event) {
+    if (event) {
+      events_.give(done.stream, event);
     }
+  };
+  for (const auto& [begin, end] : done.parts) {
+    give(begin);
+    give(end);
   }
+  give(done.resumed);
   done.parts.clear();
+  done.resumed = {};
 }
 
 } // namespace torch_uvm

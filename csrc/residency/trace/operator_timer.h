@@ -29,7 +29,7 @@ class OperatorTimer {
     double ms = 0;
     double host_ms = 0; ///< what the program took to queue it; 0: not known
     bool in_place = false; ///< it used operands on the host, at the link's rate
-    bool waited = false; ///< it returned when the device had done it
+    bool waited = false; ///< the host waited for it
   };
   /// Called for each operator.
   using Report = std::function<void(const Timed&)>;
@@ -76,18 +76,16 @@ class OperatorTimer {
  private:
   struct Operator {
     Timed timed;
-    double began_ms = 0; ///< by the host's clock
+    double began_ms = 0, ended_ms = 0; ///< by the host's clock
     double engine_ms = 0; ///< what the engine took the host meanwhile
     bool kept_up = false; ///< the device had begun it when it ended
     Stream stream;
     std::vector<std::pair<Event, Event>> parts; ///< begin and end
+    double pause_ms = 0; ///< from its end until the host queued `resumed`, by when the device was idle
+    Event resumed;
     bool running = false; ///< the last part has no end yet
     bool failed = false; ///< an event could not be recorded: the operator is not timed
   };
-  /// Whether the device has done all that was queued.
-  bool is_idle(Stream stream) noexcept;
-  /// Lets the device wait before the latest operator.
-  void hold() noexcept;
   void begin_part() noexcept;
   /// Ends the part that runs on the stream. \return whether there was one
   bool end_part(Stream stream) noexcept;
@@ -99,7 +97,6 @@ class OperatorTimer {
   ManagedRuntime& runtime_;
   const Report report_;
   bool holds_ = false;
-  double held_until_ms_ = 0; ///< by the host's clock: when the device goes on, at the earliest
   EventPool events_;
   std::uint64_t begun_ = 0;
   Operator latest_; ///< without parts: none
