@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import threading
 from typing import Any
 
@@ -14,7 +15,9 @@ from _deferred import (
     Optimizer,
     assert_equal,
     at_once,
+    backward,
     everything,
+    first,
     mlp,
     on_cpu,
     stepped,
@@ -23,11 +26,45 @@ from _schedules import across_seeds
 from _spawn import Spawn
 
 import torch_uvm
+from torch_uvm._patches import pointer_escapes
 
 pytestmark = pytest.mark.usefixtures("steps_at_once_afterwards")
 
 
 class TestThreads:
+    def test_a_step_defers_right_before_an_address_is_read(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As another thread's step may, once the update was run: `torch.save` reads such addresses."""
+        torch_uvm.enable(budget=BUDGET, optimizer="deferred")
+        model, optimizer = stepped()
+        give_out, steps = pointer_escapes._gives_out, iter(range(2))
+
+        def then_step(x: Any) -> None:
+            give_out(x)
+            if next(steps, None) is not None:
+                backward(model)
+                optimizer.step()
+
+        monkeypatch.setattr(pointer_escapes, "_gives_out", then_step)
+        torch.save(first(model), io.BytesIO())
+        assert next(steps, None) is None
+
+    def test_a_checkpoint_is_written_while_another_thread_trains(self) -> None:
+        torch_uvm.enable(budget=BUDGET, optimizer="deferred")
+        model, optimizer = stepped()
+        done = threading.Event()
+
+        def train() -> None:
+            for _ in range(20):
+                backward(model)
+                optimizer.step()
+            done.set()
+
+        trains = threading.Thread(target=train)
+        trains.start()
+        while not done.is_set():
+            torch.save(model.state_dict(), io.BytesIO())
+        trains.join()
+
     def test_four_train_at_once(self) -> None:
         count = 4
 

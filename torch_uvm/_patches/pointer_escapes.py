@@ -36,33 +36,34 @@ from torch_uvm._patches.replace import found, replace_once
 from torch_uvm._util.compiler import run_as_it_is
 
 _lock = threading.Lock()
+#: Once the update was run, another thread's step may defer the next one before the address is read.
+_MORE_TRIES = 8
 
 
 @run_as_it_is
-def _gives_out(x: torch.Tensor) -> None:
-    if _C.is_managed(x):
+def _gives_out(x: torch.Tensor | torch.UntypedStorage) -> None:
+    if isinstance(x, torch.UntypedStorage):
+        if _C.label_count(x) > 0:
+            _C.materialise_storage(x)
+    elif _C.is_managed(x):
         _C.materialise(x)
 
 
 def _materialising(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps `plain`, a method of tensors that returns an address."""
+    """Wraps `plain`, a method of tensors or storages that returns an address."""
 
     @run_as_it_is
     @functools.wraps(plain)
-    def call(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        for _ in range(_MORE_TRIES):
+            _gives_out(self)
+            try:
+                return plain(self, *args, **kwargs)
+            except RuntimeError:
+                if not _C.pending_updates():
+                    raise
         _gives_out(self)
         return plain(self, *args, **kwargs)
-
-    return call
-
-
-def _materialising_storage(plain: Callable[..., Any]) -> Callable[..., Any]:
-    @run_as_it_is
-    @functools.wraps(plain)
-    def call(self: torch.UntypedStorage) -> Any:
-        if _C.label_count(self) > 0:
-            _C.materialise_storage(self)
-        return plain(self)
 
     return call
 
@@ -193,7 +194,7 @@ def watch() -> None:
     if (method := found(torch.Tensor, "data_ptr")) is not None:
         _C.replace_data_ptr(method, _gives_out)
     replace_once(torch.Tensor, "numpy", _materialising)
-    replace_once(torch.UntypedStorage, "data_ptr", _materialising_storage)
+    replace_once(torch.UntypedStorage, "data_ptr", _materialising)
     replace_once(torch.UntypedStorage, "resize_", _copying)
     replace_once(torch.UntypedStorage, "_set_from_file", _copying)
     replace_once(torch.UntypedStorage, "_write_file", functools.partial(_copying, writes=False))
