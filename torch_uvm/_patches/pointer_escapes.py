@@ -37,7 +37,7 @@ from torch_uvm._util.compiler import run_as_it_is
 
 _lock = threading.Lock()
 #: Once the update was run, another thread's step may defer the next one before the address is read.
-_MORE_TRIES = 8
+_TRIES = 8
 
 
 @run_as_it_is
@@ -55,15 +55,13 @@ def _materialising(plain: Callable[..., Any]) -> Callable[..., Any]:
     @run_as_it_is
     @functools.wraps(plain)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        for _ in range(_MORE_TRIES):
+        for more_tries in reversed(range(_TRIES)):
             _gives_out(self)
             try:
                 return plain(self, *args, **kwargs)
             except RuntimeError:
-                if not _C.pending_updates():
+                if more_tries == 0 or not _C.pending_updates():
                     raise
-        _gives_out(self)
-        return plain(self, *args, **kwargs)
 
     return call
 
