@@ -97,7 +97,7 @@ void replace_function(const py::object& function, const py::object& wrap) {
 // Tensor.data_ptr under a budget. Launchers of kernels call it for each pointer, so it is not in Python.
 
 PyObject* plain_data_ptr = nullptr;
-PyObject* gives_out_address = nullptr;
+PyObject* materialising_data_ptr = nullptr;
 
 /// Whether addresses stay what they are without being materialised: no operator is watched, or this thread runs a
 /// compiled graph, whose inputs are pinned and whose writes are known.
@@ -110,26 +110,19 @@ bool addresses_stay() {
 }
 
 PyObject* data_ptr(PyObject* self, PyObject* /*unused*/) {
-  if (!addresses_stay()) {
-    PyObject* const done = PyObject_CallOneArg(gives_out_address, self);
-    if (done == nullptr) {
-      return nullptr;
-    }
-    Py_DECREF(done);
-  }
-  return PyObject_CallOneArg(plain_data_ptr, self);
+  return PyObject_CallOneArg(addresses_stay() ? plain_data_ptr : materialising_data_ptr, self);
 }
 
 PyMethodDef data_ptr_definition{"data_ptr", &data_ptr, METH_NOARGS,
                                 "The address of the first element. Under a budget it is good until the next operator."};
 
-void replace_data_ptr(const py::object& method, py::object gives_out) {
+void replace_data_ptr(const py::object& method, const py::object& wrap) {
   if (slots_of(method).definition == &data_ptr_definition) {
     return;
   }
   replace(method, data_ptr_definition, [&](const py::object& plain) {
     plain_data_ptr = plain.inc_ref().ptr();
-    gives_out_address = gives_out.release().ptr();
+    materialising_data_ptr = wrap(plain).release().ptr();
   });
 }
 
@@ -137,7 +130,7 @@ void replace_data_ptr(const py::object& method, py::object gives_out) {
 
 void bind_replaced_functions(py::module_& module) {
   module.def("replace_function", &replace_function, py::arg("function"), py::arg("wrap"), keeps_gil);
-  module.def("replace_data_ptr", &replace_data_ptr, py::arg("method"), py::arg("gives_out"), keeps_gil);
+  module.def("replace_data_ptr", &replace_data_ptr, py::arg("method"), py::arg("wrap"), keeps_gil);
 }
 
 } // namespace torch_uvm

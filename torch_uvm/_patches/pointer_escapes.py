@@ -190,7 +190,7 @@ def watch() -> None:
     # Inside a compiled graph nothing is materialised: launchers of its kernels ask for every pointer, its
     # inputs are pinned, and Inductor says which ones it writes.
     if (method := found(torch.Tensor, "data_ptr")) is not None:
-        _C.replace_data_ptr(method, _gives_out)
+        _C.replace_data_ptr(method, _materialising)
     replace_once(torch.Tensor, "numpy", _materialising)
     replace_once(torch.UntypedStorage, "data_ptr", _materialising)
     replace_once(torch.UntypedStorage, "resize_", _copying)
