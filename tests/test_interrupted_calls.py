@@ -214,7 +214,8 @@ def watched():
     with mock.patch.object(pointer_escapes, "_gives_out", lambda x: seen.append(type(x))):
         torch.empty(1).numpy()
         torch.empty(1).untyped_storage().data_ptr()
-    return [depth(adam.adam), depth(torch.Tensor.__dlpack__), seen.count(torch.Tensor), seen.count(torch.UntypedStorage)]
+    given_out = map(seen.count, (torch.Tensor, torch.UntypedStorage))
+    return [depth(adam.adam), depth(torch.Tensor.__dlpack__), *given_out]
 
 def enable():
     torch_uvm.enable(budget=8 * MIB, moves="alias", optimizer="deferred", host_tensors=True)
