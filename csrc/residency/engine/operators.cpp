@@ -299,7 +299,8 @@ void Engine::end(Frame& frame) noexcept {
         state_.of(device).time_operator(state_.runtime, decision);
       }
     }
-    for (OperatorTimer* const timer : {state_.timer_of(device), state_.operator_timer.get()}) {
+    Loops::Loop& loop = state_.of(device).loops.go_to(frame.loop); // another thread's may have been the latest
+    for (OperatorTimer* const timer : {loop.timer.get(), state_.operator_timer.get()}) {
       if (timer != nullptr) {
         timer->end();
       }
@@ -316,7 +317,7 @@ void Engine::end(Frame& frame) noexcept {
       state_.recorder->resident(device, state_.allocated_bytes(device));
     }
     const EngineState::OwnTime own(state_, device);
-    const Decision& decision = state_.of(device).loops.go_to(frame.loop).policy.end(frame.births, workspace);
+    const Decision& decision = loop.policy.end(frame.births, workspace);
     if (state_.of(device).quiescent) {
       follow(decision, device);
     }
