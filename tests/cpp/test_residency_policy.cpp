@@ -68,6 +68,27 @@ TEST(steps_with_new_batches_are_recognised) {
   CHECK_EQ(policy.step_length(), 2U);
 }
 
+/// A recurrent state: each step makes the next one, and its backward reads the one that it got.
+TEST(steps_that_hand_on_a_state_are_followed) {
+  Policy policy(with_budget(1000));
+  policy.created(1, 100);
+  StorageId state = 2;
+  policy.created(state, 1);
+  HitCounter count(policy);
+  for (int step = 0; step < 16; ++step) {
+    policy.begin(1, std::vector<Access>{{1, false}, {state, false}}, false);
+    policy.end(std::vector<std::pair<StorageId, std::size_t>>{{state + 1, 1}}, 0);
+    policy.begin(2, std::vector<Access>{{1, true}, {state, false}}, false);
+    policy.end({}, 0);
+    policy.freed(state++);
+    policy.begin(3, std::vector<Access>{{1, true}}, false);
+    policy.end({}, 0);
+    policy.mark_step();
+    const Hits hits = count.take();
+    CHECK(step < 12 || (hits.hits == 3 && hits.misses == 0));
+  }
+}
+
 TEST(outputs_are_predicted_at_the_begin_of_an_operator) {
   Policy policy(with_budget(1000));
   policy.created(1, 10);
