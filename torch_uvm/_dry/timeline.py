@@ -24,8 +24,10 @@ BACKWARD = 2.3
 VIEW = 0.3
 #: A convolution, likewise: its algorithm is looked up.
 CONVOLUTION = 3.4
-#: What hooks on saved tensors add, such as those of activation checkpointing.
-HOOKS = 7.4
+#: What hooks on saved tensors add at each operator, such as those of activation checkpointing.
+HOOKS = 1.0
+#: What new hooks add: a checkpointed block sets them in its forward, and again when that is repeated.
+NEW_HOOKS = 100
 #: What each tensor of a list adds: an optimizer's Python handles every parameter.
 LISTED = 0.17
 #: What each kernel after an operator's first adds.
@@ -64,6 +66,7 @@ class Timeline:
         self.kernels: list[Kernel] = []
         self.progress = progress
         self._host = 0.0
+        self._hooks: object = None  # kept, so that no new ones have its address
 
     def view(self) -> None:
         """The host makes a view."""
@@ -88,8 +91,10 @@ class Timeline:
         """
         host = self._host + _issue() * (CONVOLUTION if is_convolution else 1) + LISTED * listed
         host += LAUNCH * (launches - 1)
-        if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
-            host += HOOKS
+        hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+        if hooks is not None:
+            host += HOOKS + (NEW_HOOKS if hooks[0] is not self._hooks else 0)
+            self._hooks = hooks[0]
         self.kernels.append(Kernel(began_ns / 1e3, device_us, host, waits))
         self._host = 0.0
         if len(self.kernels) % _TOLD == 0:
