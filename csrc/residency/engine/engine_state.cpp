@@ -132,7 +132,7 @@ void EngineState::begin_workspace(int device, StorageId first_new) {
 
 void EngineState::note_workspace(int device, std::int64_t bytes) {
   Workspace& workspace = of(device).workspace;
-  const std::int64_t peak = take_allocated_peak(device);
+  const std::int64_t peak = take_allocated_peak(device) - of(device).held_bytes;
   of(device).note_level(static_cast<std::size_t>(peak), operators);
   // `ours` does not include this change yet. A block just freed still counts in both `peak` and `ours`. A block just
   // allocated counts only in `peak`, so its bytes are subtracted.

@@ -268,6 +268,9 @@ void Engine::end(Frame& frame) noexcept {
     if (frame.region) {
       --state_.of(frame.device).regions;
     }
+    if (frame.planned) {
+      room_.free_held(frame.device);
+    }
     release_operands(frame);
     std::erase_if(frame.births, [this](const auto& birth) { return state_.find(birth.first) == nullptr; });
     const int device = frame.device >= 0      ? frame.device

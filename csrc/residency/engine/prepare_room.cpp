@@ -1,7 +1,12 @@
 // Makes contiguous room for an operator's results and workspace before it runs, while its operands can still move.
 //
-// A running operator's operands cannot move. If they fragment the free memory, a request of the operator may find no
-// contiguous range although there are enough free bytes.
+// A running operator's operands cannot move. If they fragment the free memory, or its results do, a request of the
+// operator may find no contiguous range although there are enough free bytes.
+#include <algorithm>
+#include <functional>
+#include <iterator>
+#include <utility>
+
 #include "residency/engine/room.h"
 
 namespace torch_uvm {
@@ -30,41 +35,71 @@ void Room::prepare_room(const std::vector<Record*>& operands, int index, std::sp
   if (!(any || temporary) || all > device.cap || !device.quiescent) {
     return; // not worth it, cannot fit, or nothing may move yet
   }
+  free_held(index);
   state_.note_workspace(index, 0);
   const std::int64_t peak = device.workspace.peak;
-  std::vector<Block*> places; // keep all allocated, so that no two requests count on the same place
   try {
-    places.reserve(results.size() + 1);
-    bool found = true; // else the operator's allocation exceeds the budget, or is made on the host
-    for (const std::size_t bytes : results) {
-      if (bytes < least) {
-        continue;
-      }
+    std::vector<std::size_t> requests;
+    std::ranges::copy_if(results, std::back_inserter(requests), [&](std::size_t bytes) { return bytes >= least; });
+    if (temporary) { // maybe several blocks
+      requests.push_back(workspace);
+    }
+    std::ranges::sort(requests, std::greater<>()); // small ones find a place beside large ones
+    device.held.reserve(requests.size());
+    for (const std::size_t bytes : requests) {
       Block* place = room_for(bytes, index, Need::kNow, stream);
       while (place == nullptr && evict_one_operand(operands, index, bytes, left)) {
         place = room_for(bytes, index, Need::kNow, stream);
       }
-      found = place != nullptr;
-      if (!found) {
+      if (place == nullptr) { // the operator's allocation exceeds the budget, or is made on the host
         break;
       }
-      places.push_back(place);
-    }
-    // The workspace may be several blocks. So only if an operand is in the way that would have to be moved is one place
-    // made for all; otherwise the operator's requests evict what they need.
-    if (temporary && found && !min_cost_range(workspace, index, Need::kNow)) {
-      if (Block* const place = room_for(workspace, index, Need::kNow, stream)) {
-        places.push_back(place);
-      }
+      device.held.push_back(place);
     }
   } catch (...) {
     ++state_.failures;
   }
-  for (Block* const place : places) {
-    state_.memory.free(place);
-  }
   state_.take_allocated_peak(index); // discard the peak: these blocks are no part of the operator's workspace
   device.workspace.peak = peak;
+  for (const Block* const place : device.held) {
+    device.held_bytes += static_cast<std::int64_t>(state_.memory.bytes(place));
+  }
+  if (!temporary) { // results alone do not fragment the places of each other
+    free_held(index);
+  }
+}
+
+bool Room::use_held_or_evict(std::size_t bytes, int index, Stream taker) {
+  Device& device = state_.of(index);
+  const auto size = [this](const Block* place) { return state_.memory.bytes(place); };
+  if (bytes >= device.cap / kPreparedShare) { // a small one finds another place
+    Block* best = nullptr;
+    for (Block* const place : device.held) {
+      best = size(place) >= bytes && (best == nullptr || size(place) < size(best)) ? place : best;
+    }
+    if (best != nullptr) {
+      std::erase(device.held, best);
+      free_place(best, index);
+      return true;
+    }
+  }
+  return evict_range(bytes, index, Need::kNow, taker) ||
+         (free_held(index) && evict_range(bytes, index, Need::kNow, taker));
+}
+
+bool Room::free_held(int index) {
+  const std::vector<Block*> held = std::exchange(state_.of(index).held, {});
+  for (Block* const place : held) {
+    free_place(place, index);
+  }
+  return !held.empty();
+}
+
+void Room::free_place(Block* place, int index) {
+  state_.note_workspace(index, 0);
+  state_.of(index).held_bytes -= static_cast<std::int64_t>(state_.memory.bytes(place));
+  state_.memory.free(place);
+  state_.take_allocated_peak(index); // of the time before, with the place
 }
 
 bool Room::evict_one_operand(const std::vector<Record*>& operands, int device, std::size_t bytes,

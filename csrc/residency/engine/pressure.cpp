@@ -133,7 +133,7 @@ bool Engine::make_room(std::size_t bytes, Location home, Stream stream) {
     }
     const EngineState::OwnTime own(state_, home.index);
     const double began = state_.now_us();
-    made = room_.evict_range(bytes, home.index, Need::kNow, stream);
+    made = room_.use_held_or_evict(bytes, home.index, stream);
     for (int moment = 0; !made && moment < kMoments && device.budget && is_block_being_freed(home.index); ++moment) {
       lock.wait_for_a_block();
       made = room_.evict_range(bytes, home.index, Need::kNow, stream);

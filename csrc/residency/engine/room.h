@@ -33,11 +33,16 @@ class Room final : public PlaceSource {
 
   // prepare_room.cpp
 
-  /// Makes contiguous room for results of the given sizes, all at once, and then for the workspace if operands are in
-  /// its way that can move.
+  /// Makes contiguous room for results of the given sizes and the workspace, all at once. Holds it if there is a
+  /// workspace.
   /// \param left receives the operands that were evicted for it; the caller must provide them again
   void prepare_room(const std::vector<Record*>& operands, int device, std::span<const std::size_t> results,
                     std::size_t workspace, std::vector<Record*>& left);
+
+  /// Makes room for a request: a place that is held for the running operator, or what can be evicted.
+  bool use_held_or_evict(std::size_t bytes, int device, Stream taker);
+  /// Frees the places that are held for the running operator. \return whether there were any
+  bool free_held(int device);
 
   /// cost_of for the allocator, whose tags are records.
   BlockCost cost_of_block(Need need);
@@ -85,6 +90,8 @@ class Room final : public PlaceSource {
   /// Evicts the largest operand that can move, and fetches it to another place if one can be found.
   bool evict_one_operand(const std::vector<Record*>& operands, int device, std::size_t bytes,
                          std::vector<Record*>& left);
+
+  void free_place(Block* place, int device);
 
   EngineState& state_;
   Copies& copies_;
