@@ -95,7 +95,7 @@ struct Device {
   std::deque<Retirement> retired; ///< in order of their write-backs; some may have been used again
   std::uint64_t retirements = 0;
   Workspace workspace;
-  std::vector<Block*> held; ///< places for the running operator's large results and its workspace
+  std::vector<Block*> held; ///< the running operator's places for large results and its workspace, the largest first
   std::int64_t held_bytes = 0;
   Allocated allocated;
   Stream last_stream; ///< of the latest operator: blocks with no work pending are freed to this stream's list

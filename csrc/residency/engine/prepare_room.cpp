@@ -70,16 +70,13 @@ void Room::prepare_room(const std::vector<Record*>& operands, int index, std::sp
 }
 
 bool Room::use_held_or_evict(std::size_t bytes, int index, Stream taker) {
-  Device& device = state_.of(index);
-  const auto size = [this](const Block* place) { return state_.memory.bytes(place); };
-  if (bytes >= device.cap / kPreparedShare) { // a small one finds another place
-    Block* best = nullptr;
-    for (Block* const place : device.held) {
-      best = size(place) >= bytes && (best == nullptr || size(place) < size(best)) ? place : best;
-    }
-    if (best != nullptr) {
-      std::erase(device.held, best);
-      free_place(best, index);
+  std::vector<Block*>& held = state_.of(index).held;
+  if (bytes >= state_.of(index).cap / kPreparedShare) { // a small one finds another place
+    const auto end =
+        std::ranges::partition_point(held, [&](const Block* place) { return state_.memory.bytes(place) >= bytes; });
+    if (end != held.begin()) {
+      free_place(*std::prev(end), index);
+      held.erase(std::prev(end));
       return true;
     }
   }
