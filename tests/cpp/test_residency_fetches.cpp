@@ -132,7 +132,7 @@ std::size_t most_fetched_ahead(std::size_t bytes, std::size_t count) {
 }
 
 TEST(fetches_ahead_take_at_most_a_share_of_the_budget) {
-  CHECK_EQ(most_fetched_ahead(512 * KiB, 13), (kBudget - 4 * kSlot) / 4);
+  CHECK_EQ(most_fetched_ahead(512 * KiB, 13), 5 * 512 * KiB); // a third of 8 MiB
 }
 
 TEST(two_large_storages_are_fetched_ahead_and_not_three) {
@@ -181,7 +181,7 @@ TEST(fetches_for_another_step_do_not_block_those_of_this_one) {
     rig.run(key, {&used}, true, [&] { Rig::check(used); });
     rig.check_engine();
   };
-  // Interrupted while fetches of a quarter of the budget are under way for operators that never run.
+  // Interrupted while fetches of a third of the budget are under way for operators that never run.
   const auto step = [&](std::size_t first, bool whole) {
     rig.free(rig.make(99, 7 * MiB));
     for (OperatorKey key = 0; key < 10; ++key) {
@@ -200,12 +200,12 @@ TEST(fetches_for_another_step_do_not_block_those_of_this_one) {
                          rig.storages.begin() + static_cast<std::ptrdiff_t>(first + 12),
                          [](const auto& storage) { return storage->record->fetching(); });
   };
-  CHECK_EQ(fetching(0), 4);
+  CHECK_EQ(fetching(0), 5);
   for (int turn = 0; turn < 8; ++turn) {
     step(12, true);
   }
   step(12, false);
-  CHECK_EQ(fetching(12), 4);
+  CHECK_EQ(fetching(12), 5);
 }
 
 HARNESS_MAIN()

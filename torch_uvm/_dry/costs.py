@@ -129,17 +129,13 @@ def work_of(
         weight = args[2 if "backward" in name else 1]
         if weight.shape[2:].numel() == 1:
             passes = 1.0
-        elif not _is_channels_last(args[0]):
+        elif suggest_memory_format(args[0]) == torch.contiguous_format:
             passes += _OTHER_FORMAT
         bytes_of_channels = weight.shape[1] * weight.itemsize
         flops = flops * (-bytes_of_channels % _CHANNELS + bytes_of_channels) // bytes_of_channels
         if "backward" in name:
             flops = int(flops / _BACKWARD_PART)
     return Work(kind, _rate_of(kind, operands), flops, int(passes * moved), _serial_us(name, args))
-
-
-def _is_channels_last(tensor: Tensor) -> bool:
-    return suggest_memory_format(tensor) != torch.contiguous_format
 
 
 def _serial_us(name: str, args: tuple[Any, ...]) -> float:

@@ -28,10 +28,6 @@ def _chosen(mask: Tensor, size: tuple[int, ...] | None = None) -> int:
     return int(mask.count_nonzero())
 
 
-def _nonzero(given: _Arguments) -> Result:
-    return _rows((_chosen(given["self"]), given["self"].dim()), torch.int64)
-
-
 def _masked_select(given: _Arguments) -> Result:
     size = torch.broadcast_shapes(given["self"].shape, given["mask"].shape)
     return _rows((_chosen(given["mask"], size),), given["self"].dtype)
@@ -80,7 +76,7 @@ def _index(given: _Arguments) -> Result:
 
 
 _RESULTS: dict[str, Callable[[_Arguments], Result]] = {
-    "aten::nonzero": _nonzero,
+    "aten::nonzero": lambda it: _rows((_chosen(it["self"]), it["self"].dim()), torch.int64),
     "aten::masked_select": _masked_select,
     "aten::_unique2": _unique,
     "aten::unique_consecutive": _unique,

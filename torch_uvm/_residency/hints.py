@@ -25,12 +25,8 @@ from torch_uvm._util.containers import managed_tensors_in, tensors_in
 Hinted: TypeAlias = "torch.Tensor | torch.nn.Module | torch.optim.Optimizer | Sequence[Any] | dict[Any, Any]"
 
 
-def _no_result(*args: Any, **kwargs: Any) -> None:
-    """The fake kernel of every hint."""
-
-
 for _hint in ("prefetch", "advise", "discard"):
-    torch.library.register_fake(f"torch_uvm::{_hint}", _no_result)
+    torch.library.register_fake(f"torch_uvm::{_hint}", lambda *args, **kwargs: None)
 # These operators return nothing and write nothing, so a compiler would remove them as dead code.
 for _operator in (torch.ops.torch_uvm.prefetch.default, torch.ops.torch_uvm.advise.default):
     torch.fx.node.has_side_effect(_operator)

@@ -16,13 +16,10 @@ constexpr unsigned kLongestPause = 31;
 /// fetch would be so early that others are evicted off schedule for it, again and again.
 constexpr std::uint64_t kSoon = 128, kSoonShare = 8;
 
-/// At most 1/4 of the cap may be prefetched and not used yet. That keeps the link busy; prefetching more fills the
+/// At most 1/3 of the cap may be prefetched and not used yet. That keeps the link busy; prefetching more fills the
 /// memory and leaves no contiguous room for large results. In modelled time 1/5 to 1/3 perform alike. Without a bound
 /// steps take up to a third longer; with 1/10 the link goes idle.
-constexpr std::size_t kAheadShare = 4;
-
-/// Two storages may be prefetched up to 1/3 of the cap, so that the link has the next one to copy when one is there.
-constexpr std::size_t kTwoAheadShare = 3;
+constexpr std::size_t kAheadShare = 3;
 
 } // namespace
 
@@ -104,8 +101,7 @@ Record* Engine::wanted(const Device::Fetch& pending) const {
 }
 
 bool Engine::may_fetch_ahead(const Device& device, std::size_t bytes) {
-  const std::size_t two = std::min(2 * bytes, device.cap / kTwoAheadShare);
-  return device.fetched_ahead == 0 || device.fetched_ahead + bytes <= std::max(device.cap / kAheadShare, two);
+  return device.fetched_ahead == 0 || device.fetched_ahead + bytes <= device.cap / kAheadShare;
 }
 
 void Engine::forget_fetches(Device& device) noexcept {

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <functional>
 #include <iterator>
-#include <utility>
 
 #include "residency/engine/room.h"
 
@@ -75,8 +74,8 @@ bool Room::use_held_or_evict(std::size_t bytes, int index, Stream taker) {
     const auto end =
         std::ranges::partition_point(held, [&](const Block* place) { return state_.memory.bytes(place) >= bytes; });
     if (end != held.begin()) {
-      free_place(*std::prev(end), index);
-      held.erase(std::prev(end));
+      std::rotate(std::prev(end), end, held.end());
+      free_last_held(index);
       return true;
     }
   }
@@ -85,17 +84,19 @@ bool Room::use_held_or_evict(std::size_t bytes, int index, Stream taker) {
 }
 
 bool Room::free_held(int index) {
-  const std::vector<Block*> held = std::exchange(state_.of(index).held, {});
-  for (Block* const place : held) {
-    free_place(place, index);
+  const bool any = !state_.of(index).held.empty();
+  while (!state_.of(index).held.empty()) {
+    free_last_held(index);
   }
-  return !held.empty();
+  return any;
 }
 
-void Room::free_place(Block* place, int index) {
+void Room::free_last_held(int index) {
+  Device& device = state_.of(index);
   state_.note_workspace(index, 0);
-  state_.of(index).held_bytes -= static_cast<std::int64_t>(state_.memory.bytes(place));
-  state_.memory.free(place);
+  device.held_bytes -= static_cast<std::int64_t>(state_.memory.bytes(device.held.back()));
+  state_.memory.free(device.held.back());
+  device.held.pop_back();
   state_.take_allocated_peak(index); // of the time before, with the place
 }
 

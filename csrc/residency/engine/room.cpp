@@ -19,7 +19,6 @@ constexpr double kByteReady = 0.001; // retiring, and its write-back is done
 constexpr double kByteUnderWay = 0.05; // retiring, and its write-back is queued
 constexpr double kCleanByte = 0.5;
 constexpr double kDirtyByte = 1;
-constexpr double kIdleByte = 0.002; // factor for a storage that no step uses: evicted once, not in each step
 constexpr double kFetchedByte = 8; // wastes the fetch and needs another; a last resort
 
 /// Number of attempts for a request: another thread may take the freed range, or a victim may turn out unmovable.
@@ -52,14 +51,7 @@ double Room::cost_of(const Record& record, Need need) {
   if (need == Need::kAhead) {
     return kNever;
   }
-  const double leaves = record.host_valid ? kCleanByte : kDirtyByte;
-  return bytes * (is_unused_by_step(record) ? kIdleByte * leaves : leaves + soonness(record));
-}
-
-bool Room::is_unused_by_step(const Record& record) const {
-  const std::uint64_t step = state_.devices[static_cast<std::size_t>(record.device)].loops.step_length();
-  return step != 0 && state_.operators - record.last_use > step &&
-         !std::isfinite(state_.policy_of(record).next_use(record.id));
+  return bytes * ((record.host_valid ? kCleanByte : kDirtyByte) + soonness(record));
 }
 
 double Room::soonness(const Record& record) {
@@ -250,9 +242,6 @@ bool Room::try_to_evict(std::size_t bytes, int device, Need need, Stream taker) 
   std::optional<std::vector<Record*>> run;
   for (const std::size_t spare : {std::size_t{0}, bytes / 8, bytes / 4, bytes / 2, bytes}) {
     const std::size_t wanting = bytes + spare - std::min(state_.memory.unused(device), bytes + spare);
-    if (spare > 0 && wanting == 0) {
-      continue; // as before: what is unused does not suffice in pieces
-    }
     if (wanting > 0) {
       if (spare == 0) {
         run = min_cost_range(bytes, device, need);

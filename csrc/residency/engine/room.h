@@ -59,8 +59,6 @@ class Room final : public PlaceSource {
   /// \param read only blocks that their write-backs have read
   std::optional<std::vector<Record*>> retiring_range(std::size_t bytes, int device, bool read);
   static std::optional<std::vector<Record*>> records_of(const std::optional<std::vector<void*>>& tags);
-  /// Whether the current schedule does not contain the storage and it was not used for a whole step.
-  bool is_unused_by_step(const Record& record) const;
   /// Approaches 1 if the next use is near, 0 if it is far.
   double soonness(const Record& record);
   double price_of(const std::vector<Record*>& victims, Need need);
@@ -91,7 +89,7 @@ class Room final : public PlaceSource {
   bool evict_one_operand(const std::vector<Record*>& operands, int device, std::size_t bytes,
                          std::vector<Record*>& left);
 
-  void free_place(Block* place, int device);
+  void free_last_held(int device);
 
   EngineState& state_;
   Copies& copies_;

@@ -294,9 +294,9 @@ void choose_evictions_in_time(Schedule& schedule, const PolicyOptions& options, 
 std::vector<std::uint32_t> latest_fetches(const Schedule& schedule, const LinkRates& rates) {
   const Iteration& iteration = schedule.iteration;
   const std::uint32_t size = iteration.size();
-  // When operators begin if all their operands are on the device. Periods before and after the iteration count, too:
-  // operator `op` of period p has the number p * size + op.
-  std::vector<double> begins(3 * std::size_t{size} + 1);
+  // When operators begin if all their operands are on the device. The period before the iteration counts, too: operator
+  // `op` of the iteration has the number size + op.
+  std::vector<double> begins(2 * std::size_t{size} + 1);
   for (std::size_t number = 0; number + 1 < begins.size(); ++number) {
     begins[number + 1] = begins[number] + static_cast<double>(iteration.ops[number % size].ms);
   }
@@ -310,15 +310,13 @@ std::vector<std::uint32_t> latest_fetches(const Schedule& schedule, const LinkRa
   std::ranges::sort(returning, std::greater<>());
   std::vector<std::uint32_t> ahead(iteration.uses.size(), 0);
   double link_free = std::numeric_limits<double>::infinity();
-  for (const std::uint32_t period : {2U, 1U}) { // fetches of the next iteration can delay those at the end of this one
-    for (const auto& [op, use] : returning) {
-      const std::uint64_t need = std::uint64_t{period} * size + op;
-      const double bytes = static_cast<double>(iteration.values[iteration.uses[use].value].bytes);
-      link_free = std::min(begins[need], link_free) - bytes / rates.into;
-      const auto running = std::ranges::upper_bound(begins, std::max(link_free, 0.0)); // after the first, which is 0
-      const auto ended = static_cast<std::uint64_t>(running - begins.begin()) - 1;
-      ahead[use] = static_cast<std::uint32_t>(std::min<std::uint64_t>(need - std::min(need, ended), size - 1));
-    }
+  for (const auto& [op, use] : returning) {
+    const std::uint64_t need = std::uint64_t{size} + op;
+    const double bytes = static_cast<double>(iteration.values[iteration.uses[use].value].bytes);
+    link_free = std::min(begins[need], link_free) - bytes / rates.into;
+    const auto running = std::ranges::upper_bound(begins, std::max(link_free, 0.0)); // after the first, which is 0
+    const auto ended = static_cast<std::uint64_t>(running - begins.begin()) - 1;
+    ahead[use] = static_cast<std::uint32_t>(std::min<std::uint64_t>(need - std::min(need, ended), size - 1));
   }
   return ahead;
 }

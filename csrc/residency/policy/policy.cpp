@@ -11,7 +11,6 @@ namespace {
 
 constexpr double kNoUse = std::numeric_limits<double>::infinity();
 constexpr std::size_t kMaxResults = 4096; // entries of `results_`
-constexpr std::size_t kMaxCaughtUp = 512; // maximum number of scheduled fetches to look at when catching up
 
 } // namespace
 
@@ -193,7 +192,7 @@ void Policy::ask_for_what_is_due(const KnownSchedule& known) {
   const auto next = std::upper_bound(fetches.begin(), fetches.end(), position,
                                      [](std::uint32_t op, const Fetch& fetch) { return op < fetch.need; });
   const std::size_t start = static_cast<std::size_t>(next - fetches.begin());
-  for (std::size_t at = 0; at < std::min(fetches.size(), kMaxCaughtUp); ++at) {
+  for (std::size_t at = 0; at < fetches.size(); ++at) {
     const Fetch& it = fetches[(start + at) % fetches.size()];
     const std::uint32_t ahead = (it.need + size - it.issue) % size; // at least 1
     const std::uint32_t left = (it.need + size - position) % size;
