@@ -205,7 +205,7 @@ class Engine(Column):
 
     def is_settled(self) -> bool:
         """A schedule is chosen."""
-        settled: bool = bindings().predicted_ms_per_operator() is not None
+        settled: bool = bindings().is_settled()
         return settled
 
     def lift_budget(self) -> None:

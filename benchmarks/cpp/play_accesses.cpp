@@ -136,7 +136,7 @@ int run(const std::vector<std::string>& arguments) {
     Player player(trace, settings);
     std::vector<Figures> figures = player.play(repeat);
     if (!settings.find_races) {
-      for (int more = 0; more < kLongest && !player.engine().predicted_ms_per_operator({}); ++more) {
+      for (int more = 0; more < kLongest && !player.engine().is_settled({}); ++more) {
         player.repeat(1, figures);
       }
       player.repeat(kSettling + kCounted, figures);

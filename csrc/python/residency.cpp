@@ -189,10 +189,10 @@ void bind_residency(py::module_& module) {
       py::arg("device"), no_gil);
   module.def("residency_stats", &residency_stats, no_gil_inside);
   module.def(
-      "predicted_ms_per_operator",
+      "is_settled",
       [] {
         Engine* const engine = engine_in_use();
-        return engine == nullptr ? std::optional<double>(0) : engine->predicted_ms_per_operator(this_thread().now());
+        return engine == nullptr || engine->is_settled(this_thread().now());
       },
       no_gil);
   module.def("reset_residency_stats", &of_engine<&Engine::reset_statistics>, no_gil);

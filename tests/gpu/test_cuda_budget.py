@@ -12,7 +12,6 @@ from torch import nn
 
 import torch_uvm
 from torch_uvm._patches import deferred_updates
-from torch_uvm._patches.update_trial import LONGEST_SETTLING, MEASURED
 
 pytestmark = pytest.mark.usefixtures("to_the_last_bit")
 
@@ -32,12 +31,11 @@ class TestTraining:
     def test_transformer(self, checkpointed: bool) -> None:
         check(training(lambda: Transformer(checkpointed), tokens, fused=True))
 
-    def test_a_trial_of_deferred_updates(self) -> None:
-        """optimizer="auto" times steps by events of the device's stream, and changes no bit."""
+    def test_updates_that_are_deferred_once_bytes_move(self) -> None:
         torch_uvm.enable(budget=None, optimizer="auto")
         try:
-            check(training(mlp, vectors, steps=2 * (LONGEST_SETTLING + MEASURED) + 12, fused=True))
-            assert deferred_updates._trial is not None and deferred_updates._trial.decided
+            check(training(mlp, vectors, steps=12, fused=True))
+            assert deferred_updates._defers()
         finally:
             torch_uvm.enable(budget=None, optimizer="in_place")
             torch_uvm.disable()

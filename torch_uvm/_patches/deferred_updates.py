@@ -33,8 +33,8 @@ from torch.optim.optimizer import (
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_uvm import _C
+from torch_uvm._patches.automatic_updates import Automatic, is_in_backward
 from torch_uvm._patches.replace import replace_once
-from torch_uvm._patches.update_trial import Trial, is_in_backward
 from torch_uvm._util.containers import tensors_of
 
 #: Modules of torch.optim whose function of the same name is replaced. AdamW uses Adam's.
@@ -48,7 +48,7 @@ _ON_EACH = ("aten::_foreach_", "aten::_fused_")
 _lock = threading.Lock()
 _watching = False
 _on = False
-_trial: Trial | None = None  # of "auto"
+_automatic: Automatic | None = None  # of "auto"
 _stacks = False  # whether the profile that began last has them
 
 
@@ -62,20 +62,20 @@ _known: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
 def choose(optimizer: str) -> None:
     """Sets when later steps update parameters, and runs the pending updates."""
-    global _on, _trial
+    global _on, _automatic
     _C.set_option("optimizer", optimizer)
     if optimizer != "in_place":
         _watch()
-    _trial = Trial() if optimizer == "auto" else None
+    _automatic = Automatic() if optimizer == "auto" else None
     _on = optimizer == "deferred"
     _C.flush_all_pending()
 
 
 def try_again() -> None:
     """The budget has changed: what "auto" has found may no longer hold."""
-    global _trial
-    if _trial is not None:
-        _trial = Trial()
+    global _automatic
+    if _automatic is not None:
+        _automatic = Automatic()
 
 
 def chosen() -> str:
@@ -317,16 +317,16 @@ def _profiling(plain: Callable[..., Any]) -> Callable[..., Any]:
 def _defers() -> bool:
     if _stacks and torch.autograd.profiler._is_profiler_enabled:
         return False
-    trial = _trial
-    return _on if trial is None else trial.defers and not is_in_backward()
+    automatic = _automatic
+    return _on if automatic is None else automatic.defers and not is_in_backward()
 
 
 def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     if not torch.compiler.is_compiling():
         _step.optimizer = weakref.ref(optimizer)
-        trial = _trial
-        if trial is not None and _C.is_enabled():
-            trial.before_step(optimizer)
+        automatic = _automatic
+        if automatic is not None and _C.is_enabled():
+            automatic.before_step(optimizer)
 
 
 def _watch() -> None:

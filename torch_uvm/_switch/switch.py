@@ -42,8 +42,8 @@ def enable(
         optimizer: when a step of torch.optim's Adam, AdamW, SGD and others updates large parameters that
             have a budget. "in_place": during the step. "deferred": each parameter at its next use, so that
             its transfers overlap earlier computation; every access sees the same bits as after an immediate
-            step. "auto": deferred once the budget is short, unless steps in place turn out to be shorter
-            (docs/how-it-works.md). If omitted (`...`): as for `budget`.
+            step. "auto": deferred once the budget is short (docs/how-it-works.md). If omitted (`...`): as for
+            `budget`.
 
     Raises:
         TypeError, ValueError: a keyword or value that is not accepted. Nothing has changed.

@@ -41,7 +41,7 @@ def _optimizer(plan: Plan, knows_deferred: bool) -> Iterator[str]:
         deferred = [it for it in plan.points if it.step_ms is not None and it.optimizer == DEFERRED]
         if deferred:
             sizes = ", ".join(_C.format_bytes(it.budget) for it in deferred)
-            yield f'optimizer="deferred" is faster at {sizes}; "auto" finds out by itself.'
+            yield f'optimizer="deferred" is faster at {sizes}; "auto" defers where memory is short.'
     elif moving and plan.memory.updated_in_place:
         point = moving[0]
         each_way = point.in_place / (plan.card.in_place_written or plan.card.in_place) * 1e3

@@ -60,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
         "--optimizer",
         metavar="WHEN",
         help="when an optimizer's step updates large parameters: in_place, deferred (each at its next use), "
-        "or auto (what is faster)",
+        "or auto (deferred once memory is short)",
     )
     parser.add_argument(
         "--stats",

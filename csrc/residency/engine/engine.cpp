@@ -310,20 +310,14 @@ ResidencyStatistics Engine::statistics() {
   return now;
 }
 
-std::optional<double> Engine::predicted_ms_per_operator(const Frame& frame) {
+bool Engine::is_settled(const Frame& frame) {
   const Lock lock(*this);
-  double longest = 0;
   for (int index = 0; index < static_cast<int>(state_.devices.size()); ++index) {
-    if (!state_.of(index).budget) {
-      continue;
+    if (state_.of(index).budget && !state_.of(index).loops[loop_of(frame, index)].policy.is_settled()) {
+      return false;
     }
-    const Policy& policy = state_.of(index).loops[loop_of(frame, index)].policy;
-    if (!policy.is_settled()) {
-      return std::nullopt;
-    }
-    longest = std::max(longest, policy.predicted_ms_per_operator());
   }
-  return longest;
+  return true;
 }
 
 void Engine::reset_statistics() {

@@ -225,9 +225,8 @@ class Engine final : public PressureCallback {
   void stop_recording();
 
   ResidencyStatistics statistics();
-  /// The longest Policy::predicted_ms_per_operator of the thread's loops. nullopt until it follows a final schedule on
-  /// each device with a budget.
-  std::optional<double> predicted_ms_per_operator(const Frame& frame);
+  /// Whether the thread's loops follow a final schedule on each device with a budget.
+  bool is_settled(const Frame& frame);
   void reset_statistics();
 
   /// Returns a violated invariant in words, or nullopt. For tests.

@@ -90,8 +90,6 @@ class Policy {
   /// Whether the latest operator matched a schedule that is final: durations are known. True if the caller reports no
   /// durations.
   bool is_settled() const;
-  /// Milliseconds that an operator takes in the mean, as the schedule of the latest operator predicts; 0: not known.
-  double predicted_ms_per_operator() const;
   /// The most bytes that its storages have had together since this was last asked.
   std::size_t take_peak_bytes() {
     return std::exchange(peak_bytes_, bytes_);

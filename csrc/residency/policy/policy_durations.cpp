@@ -94,9 +94,4 @@ bool Policy::is_settled() const {
   return !options_.timed || (known != nullptr && !known->wants_durations());
 }
 
-double Policy::predicted_ms_per_operator() const {
-  const KnownSchedule* const known = matcher_.matched() ? matcher_.current() : nullptr;
-  return known == nullptr ? 0 : known->schedule.predicted_ms / known->schedule.iteration.size();
-}
-
 } // namespace torch_uvm
