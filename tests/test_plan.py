@@ -15,6 +15,7 @@ from torch_uvm import cli
 from torch_uvm._tools.cards import load_card
 from torch_uvm._tools.deferred_traces import deferred as derived
 from torch_uvm._tools.link_rates import LinkRates, link_rates, rates_of_engine
+from torch_uvm._tools.plan_advice import advice
 from torch_uvm._tools.plans import (
     DEFERRED,
     IN_PLACE,
@@ -132,6 +133,13 @@ class TestPlan:
             assert point.optimizer == min(steps, key=lambda kind: steps[kind] or 0)
             assert point.step_ms == steps[point.optimizer]
         assert {it.optimizer for it in found.points} == set(KINDS)
+
+    def test_advice_says_where_the_default_is_slower(self, trace: Trace, deferred: Loop) -> None:
+        found = make_plan([Loop(trace, load_card("h200")), deferred], [8 * GIB, GIB])
+        points = tuple(replace(it, optimizer=KINDS[0]) for it in found.points)
+        assert points[0].into + points[0].out == 0 < points[1].into
+        said = advice(replace(found, points=points), knows_deferred=True, is_estimate=False)
+        assert any(it.startswith('optimizer="in_place" is faster at 1.00 GiB.') for it in said)
 
 
 class TestDeferred:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from torch_uvm import _C
-from torch_uvm._tools.plans import DEFERRED, Plan
+from torch_uvm._tools.plans import IN_PLACE, Plan
 
 _WORTH = 0.1  # of the peak: less is not worth a line
 
@@ -38,17 +38,17 @@ def _budget(plan: Plan) -> Iterator[str]:
 def _optimizer(plan: Plan, knows_deferred: bool) -> Iterator[str]:
     moving = [it for it in plan.points if it.step_ms is not None and it.in_place > 0]
     if knows_deferred:
-        deferred = [it for it in plan.points if it.step_ms is not None and it.optimizer == DEFERRED]
-        if deferred:
-            sizes = ", ".join(_C.format_bytes(it.budget) for it in deferred)
-            yield f'optimizer="deferred" is faster at {sizes}; "auto" defers where memory is short.'
+        in_place = [it for it in plan.points if it.step_ms and it.into + it.out and it.optimizer == IN_PLACE]
+        if in_place:
+            sizes = ", ".join(_C.format_bytes(it.budget) for it in in_place)
+            yield f'optimizer="in_place" is faster at {sizes}. The default, "auto", defers updates there.'
     elif moving and plan.memory.updated_in_place:
         point = moving[0]
         each_way = point.in_place / (plan.card.in_place_written or plan.card.in_place) * 1e3
         yield (
             f"At {_C.format_bytes(point.budget)} the optimizer uses {_C.format_bytes(point.in_place)} on the "
-            f'host, {each_way:.1f} ms of the step. optimizer="deferred" overlaps such updates with the '
-            f"forward. A plan knows by how much for fused optimizers (fused=True)."
+            f'host, {each_way:.1f} ms of the step. The default, optimizer="auto", overlaps such updates with '
+            f"the forward. A plan knows by how much for fused optimizers (fused=True)."
         )
 
 
