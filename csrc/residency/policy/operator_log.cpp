@@ -118,13 +118,13 @@ bool OperatorLog::repeats(std::uint64_t operators, const std::function<bool(Stor
     bool differs = false;
     accesses_of(number, [&](const LoggedAccess& access) {
       const LoggedAccess& counterpart = accesses_[other++];
-      // Storages may differ if they are a step's own temporaries: created less than a step ago, or a step after their
-      // counterparts (a recurrent state). A storage that was found rather than created is a parameter seen for the
-      // first time or an input batch. It is a batch if its counterpart was freed.
+      // Storages may differ if they are the step's own temporaries, created less than a step ago. A storage that was
+      // found rather than created is a parameter seen for the first time or an input batch. It is a batch if its
+      // counterpart was freed. A recurrent state is older, and was created a step after its counterpart, now freed.
       const auto is_own = [&] {
-        const bool is_made =
-            number - access.created_at <= operators || access.created_at == counterpart.created_at + operators;
-        return is_made && !(access.found && is_alive(counterpart.storage));
+        return number - access.created_at <= operators
+                   ? !(access.found && is_alive(counterpart.storage))
+                   : access.created_at == counterpart.created_at + operators && !is_alive(counterpart.storage);
       };
       differs |= access.storage != counterpart.storage && !is_own();
     });
