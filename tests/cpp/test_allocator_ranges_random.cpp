@@ -239,7 +239,7 @@ TEST(the_first_fit_range_is_the_first_on_random_heaps) {
     RandomHeap heap(rig, seed);
     const std::size_t asked = heap.random() % 8 == 0 ? 60 * MiB : heap.size();
     const std::size_t bytes = bytes_of(asked, rig.allocator->cap(0));
-    const auto range = rig.allocator->first_fit_range(asked, 0, /*among_small=*/false, [&](void* tag, std::size_t of) {
+    const auto range = rig.allocator->first_fit_range(asked, 0, [&](void* tag, std::size_t of) {
       CHECK_EQ(of, heap.bytes(tag));
       return heap.cost(tag);
     });

@@ -109,7 +109,7 @@ Block* CachingManagedAllocator::allocate(std::size_t bytes, Location home, Strea
     state.note_refused(bytes, stream);
     state.raise(bytes, home, OutOfMemory(OutOfMemory::Cause::kHost, bytes, "No machine has that much"));
   }
-  const Request request(bytes, state.bytes_for(bytes, home), home, stream);
+  const Request request = state.request(bytes, home, stream);
   if (home.is_host() && !state.exclusive.empty()) {
     const Unlocked unlocked(lock);
     state.wait_for_exclusive_devices();

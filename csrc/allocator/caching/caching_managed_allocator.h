@@ -68,11 +68,9 @@ class PressureCallback {
   virtual bool never_moves(std::size_t /*bytes*/) const {
     return false;
   }
-  /// Called for a small request under a cap that will never move. Moves others away from the lowest address that has
-  /// room for it, or, if \p among_small, out of the segments of small requests. Returns true if a retry is worthwhile.
-  virtual bool make_room_for_small(std::size_t /*bytes*/, Location /*home*/, Stream /*stream*/, bool /*among_small*/) {
-    return false;
-  }
+  /// Called for a small request under a cap that will never move and finds no place in the segments of small requests.
+  /// May move others away from the lowest address that has room for it.
+  virtual void make_room_for_small(std::size_t /*bytes*/, Location /*home*/, Stream /*stream*/) {}
   /// Called when nothing more can be freed. Returns true if this request may exceed the cap up to its ceiling, because
   /// a running operator cannot proceed without it.
   virtual bool may_exceed(std::size_t /*bytes*/, Location /*home*/) {
@@ -255,9 +253,7 @@ class CachingManagedAllocator {
                                                         const BlockCost& cost) const;
   /// First-fit range: like min_cost_range, but the range at the lowest address whatever it costs, and never a new
   /// segment.
-  /// \param among_small only in segments of small requests
-  std::optional<std::vector<void*>> first_fit_range(std::size_t bytes, int device, bool among_small,
-                                                    const BlockCost& cost) const;
+  std::optional<std::vector<void*>> first_fit_range(std::size_t bytes, int device, const BlockCost& cost) const;
 
   /// Relocation of an allocated block to another block of the same device.
   struct Move {

@@ -196,13 +196,10 @@ std::optional<Heap::Run> Heap::best_run(std::size_t bytes, std::optional<Locatio
   return best;
 }
 
-std::optional<Heap::Run> Heap::first_run(std::size_t bytes, Location segment_home, bool among_small) const {
+std::optional<Heap::Run> Heap::first_run(std::size_t bytes, Location segment_home) const {
   Block* lowest = nullptr;
   for (const auto& [key, free_list] : free_lists_) {
     for (const SizeClass kind : {SizeClass::kSmall, SizeClass::kMedium, SizeClass::kLarge}) {
-      if (among_small && kind != SizeClass::kSmall) {
-        break;
-      }
       Block* const block = free_list.free[static_cast<std::size_t>(kind)].lowest_fit(bytes);
       if (block != nullptr && block->segment->home == segment_home &&
           (lowest == nullptr || block->address < lowest->address)) {
@@ -215,9 +212,6 @@ std::optional<Heap::Run> Heap::first_run(std::size_t bytes, Location segment_hom
   }
   std::optional<Run> first;
   each_run(bytes, segment_home, [&](const Run& run) {
-    if (among_small && run.first->segment->size_class != SizeClass::kSmall) {
-      return;
-    }
     if (!first || run.first->address < first->first->address) {
       first = run;
     }

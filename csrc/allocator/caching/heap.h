@@ -73,8 +73,7 @@ class Heap {
   std::optional<Run> best_run(std::size_t bytes, std::optional<Location> segment_home) const;
   /// The run of at least `bytes` at the lowest address among the segments of one home: several blocks only where none
   /// is large enough alone.
-  /// \param among_small only in segments of small requests
-  std::optional<Run> first_run(std::size_t bytes, Location segment_home, bool among_small) const;
+  std::optional<Run> first_run(std::size_t bytes, Location segment_home) const;
   /// Merges a run and takes its first `bytes`; the remainder stays filed. The result is reserved and has the free list
   /// of the first block. \throws std::bad_alloc, and nothing has changed
   Block* split_range(const Run& run, std::size_t bytes);

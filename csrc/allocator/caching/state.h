@@ -41,12 +41,8 @@ inline constexpr std::size_t kRoundingPart = 64;
 
 /// A request and what follows from its size.
 struct Request {
-  /// \param bytes size of the block, after rounding
-  Request(std::size_t requested, std::size_t bytes, Location home, Stream stream)
-      : requested(requested), bytes(bytes), kind(size_class(requested)), home(home), stream(stream) {}
-
   std::size_t requested;
-  std::size_t bytes;
+  std::size_t bytes; ///< size of the block, after rounding
   SizeClass kind;
   Location home;
   Stream stream;
@@ -67,8 +63,6 @@ struct DeviceCap {
   /// For check(): the most segment bytes allowed since set_cap. The maximum of the cap, the bytes reserved at that
   /// time, and the totals after permitted excesses.
   std::size_t most = 0;
-  unsigned small_failures = 0; ///< searches among small blocks in a row that found nothing
-  std::uint64_t small_skips = 0; ///< small requests that pass until the next search: it looks at all these blocks
   bool leaves_none = false; ///< nothing is left for small requests any more
   bool refused = false; ///< the source has refused since a segment of the device was last made or released
 };
@@ -119,6 +113,18 @@ struct CachingManagedAllocator::State {
     const std::size_t whole = block_bytes(requested, cap ? kLargeRequest : kWholePagesRequest);
     const bool wastes = cap && whole - requested > std::min(*cap / kRoundingShare, requested / kRoundingPart);
     return wastes ? block_bytes(requested, kLargestRequest) : whole;
+  }
+  /// Under a cap, blocks that move share the large segments, and leave those of small requests to blocks that do not.
+  SizeClass class_of(std::size_t requested, Location home) const {
+    const bool moves = cap_of(home) && pressure_callback != nullptr && !pressure_callback->never_moves(requested);
+    return std::max(size_class(requested), moves ? SizeClass::kMedium : SizeClass::kSmall);
+  }
+  Request request(std::size_t requested, Location home, Stream stream) const {
+    return {.requested = requested,
+            .bytes = bytes_for(requested, home),
+            .kind = class_of(requested, home),
+            .home = home,
+            .stream = stream};
   }
   /// Takes a free block, orders the request's stream after the work of its free list, and allocates it.
   Block* take(Block* free, const Request& request, Lock& lock);
@@ -174,7 +180,7 @@ struct CachingManagedAllocator::State {
   // failure_path.cpp
   Block* allocate_under_pressure(const Request& request, Lock& lock, std::optional<OutOfMemory> refusal);
   Block* retry(const Request& request, Lock& lock, std::optional<OutOfMemory>& refusal);
-  Block* from_small_segments(const Request& request, Lock& lock);
+  void move_away_for_small(const Request& request, Lock& lock);
   Block* call_pressure_callback(const Request& request, Lock& lock, std::optional<OutOfMemory>& refusal);
   Block* from_run(const Request& request, Lock& lock);
   Block* take_run(const Heap::Run& run, const Request& request, Lock& lock);

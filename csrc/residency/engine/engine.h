@@ -236,7 +236,7 @@ class Engine final : public PressureCallback {
 
   bool make_room(std::size_t bytes, Location home, Stream stream) override;
   bool never_moves(std::size_t bytes) const override;
-  bool make_room_for_small(std::size_t bytes, Location home, Stream stream, bool among_small) override;
+  void make_room_for_small(std::size_t bytes, Location home, Stream stream) override;
   bool may_exceed(std::size_t bytes, Location home) override;
   void waits_for_memory(Stream stream, const std::function<void()>& queue) override;
   std::string explain(std::size_t bytes, Location home) noexcept override;

@@ -90,14 +90,11 @@ bool Engine::never_moves(std::size_t bytes) const {
   return bytes < relocation_min();
 }
 
-bool Engine::make_room_for_small(std::size_t bytes, Location home, Stream stream, bool among_small) {
+void Engine::make_room_for_small(std::size_t bytes, Location home, Stream stream) {
   const Lock lock(*this);
   try {
     if (!state_.of(home.index).budget) {
-      return false;
-    }
-    if (among_small) {
-      return room_.evict_first_fit(bytes, home.index, /*among_small=*/true, stream);
+      return;
     }
     // Nothing moves for it if all fits. Nor in steps that repeat: these free what they make, and would move in each
     // step.
@@ -105,9 +102,10 @@ bool Engine::make_room_for_small(std::size_t bytes, Location home, Stream stream
     const bool moves = !repeats && std::ranges::any_of(state_.records, [&](const auto& known) {
       return known.second->device == home.index && known.second->points_at == Side::kHost;
     });
-    return moves && room_.evict_first_fit(bytes, home.index, /*among_small=*/false, stream);
-  } catch (...) {
-    return false; // it finds another place
+    if (moves) {
+      room_.evict_first_fit(bytes, home.index, stream);
+    }
+  } catch (...) { // it finds another place
   }
 }
 

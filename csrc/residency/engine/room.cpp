@@ -203,8 +203,8 @@ bool Room::forget_unmovable(int device) {
   return forgotten;
 }
 
-bool Room::evict_first_fit(std::size_t bytes, int device, bool among_small, Stream taker) {
-  const auto run = state_.memory.first_fit_range(bytes, device, among_small, [&](void* tag, std::size_t) {
+bool Room::evict_first_fit(std::size_t bytes, int device, Stream taker) {
+  const auto run = state_.memory.first_fit_range(bytes, device, [&](void* tag, std::size_t) {
     const auto* const record = static_cast<const Record*>(tag);
     return record == nullptr || record->fetching() ? kNever : cost_of(*record, Need::kNow);
   });
@@ -228,7 +228,7 @@ bool Room::evict_all(int device, Stream taker) {
 bool Room::try_to_evict(std::size_t bytes, int device, Need need, Stream taker) {
   // Storages below relocation_min() are never moved. Place them together at low addresses (first fit), so that they do
   // not fragment the memory for large storages.
-  if (bytes < relocation_min() && need == Need::kNow && evict_first_fit(bytes, device, /*among_small=*/false, taker)) {
+  if (bytes < relocation_min() && need == Need::kNow && evict_first_fit(bytes, device, taker)) {
     return true;
   }
   if (const auto run = retiring_range(bytes, device, /*read=*/true)) { // nothing waits

@@ -18,8 +18,8 @@ class Room final : public PlaceSource {
   // room.cpp
 
   Block* room_for(std::size_t bytes, int device, Need need, Stream stream) override;
-  /// Evicts from the range at the lowest address. \param among_small only in segments of small requests
-  bool evict_first_fit(std::size_t bytes, int device, bool among_small, Stream taker);
+  /// Evicts from the range at the lowest address.
+  bool evict_first_fit(std::size_t bytes, int device, Stream taker);
   /// Frees a contiguous range of `bytes` for `taker`: evicts at the least cost and relocates blocks within the device.
   bool evict_range(std::size_t bytes, int device, Need need, Stream taker);
   /// Evicts everything that can be evicted. \return whether anything was

@@ -243,7 +243,7 @@ Block* CachingManagedAllocator::try_allocate(std::size_t bytes, Location home, S
   if (bytes > kLargestRequest || (home.is_host() && !state.exclusive.empty())) {
     return nullptr; // allocate always waits for devices that exclude the host
   }
-  Request request(bytes, state.bytes_for(bytes, home), home, stream);
+  Request request = state.request(bytes, home, stream);
   request.may_wait = how == Try::kWaiting;
   if (request.may_wait) {
     state.wait_for_pending();

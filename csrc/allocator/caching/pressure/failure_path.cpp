@@ -1,8 +1,7 @@
 // What is tried before OutOfMemory is raised. The first step that helps ends the list.
 //
 //   refused by the limit, the host or the runtime | refused by the device's cap
-//   1. wait for pending frees                     | 1. if small: move others out of segments of small requests, or
-//                                                 |    away from the lowest address
+//   1. wait for pending frees                     | 1. if small: move others away from the lowest address
 //   2. release cached segments                    | 2. merge free neighbours
 //   3. merge free neighbours                      | 3. release unused segments of the device
 //   4. memory-pressure callback (evicts, if the   | 4. memory-pressure callback
@@ -24,19 +23,11 @@
 #include "allocator/caching/state.h"
 
 namespace torch_uvm {
-namespace {
-
-constexpr unsigned kMostDoublings = 4; // of the small requests between two searches that find nothing
-
-} // namespace
-
 Block* CachingManagedAllocator::State::allocate_under_pressure(const Request& request, Lock& lock,
                                                                std::optional<OutOfMemory> refusal) {
   pool_statistics.count(PoolStatistics::k_num_alloc_retries, request.home);
   const bool was_capped = cap_of(request.home).has_value();
-  if (Block* const block = from_small_segments(request, lock)) {
-    return block;
-  }
+  move_away_for_small(request, lock);
   // If a cap refused, the memory-pressure callback comes before the host waits for the device: it costs only a stream
   // dependency and a copy.
   if (Block* const block = cap_of(request.home) && !refusal ? merged_within_cap(request, lock, refusal)
@@ -76,40 +67,17 @@ Block* CachingManagedAllocator::State::allocate_under_pressure(const Request& re
   raise(request.requested, request.home, refusal ? *refusal : cap_refusal(request), explanation);
 }
 
-Block* CachingManagedAllocator::State::from_small_segments(const Request& request, Lock& lock) {
+void CachingManagedAllocator::State::move_away_for_small(const Request& request, Lock& lock) {
   PressureCallback* const callback = pressure_callback;
-  if (request.kind != SizeClass::kSmall || !cap_of(request.home) || callback == nullptr ||
-      !callback->never_moves(request.bytes)) {
-    return nullptr;
-  }
-  const auto make_room = [&](bool among_small) {
-    const Unlocked unlocked(lock); // the callback frees blocks of this allocator
-    return callback->make_room_for_small(request.bytes, request.home, request.stream, among_small);
-  };
-  DeviceCap& budget = caps[static_cast<std::size_t>(request.home.index)];
-  if (budget.small_skips > 0) {
-    --budget.small_skips;
-  } else {
-    const auto look = [&] {
-      const auto run = heap.first_run(request.bytes, request.home, /*among_small=*/true);
-      return run ? take_run(*run, request, lock) : nullptr;
-    };
-    Block* block = look();
-    if (block == nullptr && make_room(/*among_small=*/true)) {
-      block = look();
-    }
-    if (block != nullptr) {
-      budget.small_failures = 0;
-      return block;
-    }
-    budget.small_skips = std::uint64_t{1} << std::min(budget.small_failures++, kMostDoublings);
+  if (request.kind != SizeClass::kSmall || !cap_of(request.home) || callback == nullptr) {
+    return;
   }
   // It will take the lowest place. If that is behind a larger block, rather move others away from a lower one.
-  const auto run = heap.first_run(request.bytes, request.home, /*among_small=*/false);
+  const auto run = heap.first_run(request.bytes, request.home);
   if (run && run->first->before != nullptr && !callback->never_moves(run->first->before->bytes)) {
-    make_room(/*among_small=*/false);
+    const Unlocked unlocked(lock); // the callback frees blocks of this allocator
+    callback->make_room_for_small(request.bytes, request.home, request.stream);
   }
-  return nullptr;
 }
 
 Block* CachingManagedAllocator::State::call_pressure_callback(const Request& request, Lock& lock,
@@ -167,8 +135,7 @@ Block* CachingManagedAllocator::State::from_run(const Request& request, Lock& lo
   // Most small blocks are never relocated to make room for larger ones. If there is no room for small segments, place
   // small blocks together at the lowest address, so that larger requests find contiguous memory elsewhere.
   const bool together = cap_of(request.home) && request.kind == SizeClass::kSmall;
-  const auto run = together ? heap.first_run(request.bytes, request.home, /*among_small=*/false)
-                            : heap.best_run(request.bytes, segment_home);
+  const auto run = together ? heap.first_run(request.bytes, request.home) : heap.best_run(request.bytes, segment_home);
   return run ? take_run(*run, request, lock) : nullptr;
 }
 

@@ -199,7 +199,7 @@ std::optional<std::vector<void*>> CachingManagedAllocator::min_cost_range(std::s
   const std::size_t own = round_up(needed, kLargeGranularity);
   std::size_t wanting = own;
   if (cap.cap && !cap.refused) {
-    wanting = state.excess(home, size_class(bytes), own);
+    wanting = state.excess(home, state.class_of(bytes, home), own);
   }
   std::size_t unused = 0;
   for (const Candidate& candidate : candidates) {
@@ -262,7 +262,6 @@ std::vector<void*> CachingManagedAllocator::min_cost_segments(std::size_t bytes,
 }
 
 std::optional<std::vector<void*>> CachingManagedAllocator::first_fit_range(std::size_t bytes, int device,
-                                                                           bool among_small,
                                                                            const BlockCost& cost) const {
   const State& state = *state_;
   state.check_device(device);
@@ -273,7 +272,7 @@ std::optional<std::vector<void*>> CachingManagedAllocator::first_fit_range(std::
   for (const auto& [address, segment] : state.heap.segments()) {
     const Block* first = nullptr; // start of the current range of evictable blocks
     std::size_t found = 0;
-    const bool counts = segment.home == home && (!among_small || segment.size_class == SizeClass::kSmall);
+    const bool counts = segment.home == home;
     for (const Block* block = counts ? segment.first : nullptr; block != nullptr; block = block->after) {
       if (price_of(*block, cost).cost == kNever) {
         first = nullptr;

@@ -107,7 +107,7 @@ class CachingManagedAllocator::State::Places {
     std::ranges::stable_sort(leaving, std::greater{}, &Block::bytes);
     found_.reserve(leaving.size());
     for (Block* const from : leaving) {
-      Request request(from->requested, state_.bytes_for(from->requested, home_), home_, stream_);
+      Request request = state_.request(from->requested, home_, stream_);
       request.may_wait = false;
       request.aligned = false; // `release` could not undo the split that an alignment needs
       Block* const free = place(request);
@@ -185,11 +185,11 @@ void CachingManagedAllocator::State::pass_on(Move& move, FreeList& free_list) no
   Block* const from = move.from;
   pool_statistics.freed(from->free_list->home, pool_kind(from->segment->size_class), from->bytes, from->requested);
   note_freed(from);
-  const Request request(from->requested, from->bytes, free_list.home, free_list.stream);
+  const Request moved = request(from->requested, free_list.home, free_list.stream);
   if (move.slid) {
     exchange_places(from, move.to);
   }
-  allocate(move.to, request, free_list);
+  allocate(move.to, moved, free_list);
   move.to->uses.swap(from->uses);
   move.recorded = std::erase_if(move.to->uses, [&](const Use& use) { return use.stream == free_list.stream; }) != 0;
   move.to->read_by_host = from->read_by_host;

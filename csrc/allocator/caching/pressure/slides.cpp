@@ -157,7 +157,7 @@ std::optional<CachingManagedAllocator::Move> CachingManagedAllocator::slide(Bloc
   FreeList& free_list = state.heap.free_list(home, stream);
   Heap::Run run{first, first, 0};
   // `stream` writes to the free blocks, so it must wait for the work on them.
-  const Request request(block->requested, block->bytes, home, stream);
+  const Request request = state.request(block->requested, home, stream);
   for (Block* free = first; free != nullptr && free->state == BlockState::kFree;
        free = up ? free->after : free->before) {
     if (const Stream earlier = free->free_list->stream; !earlier.is_host() && earlier != stream) {
