@@ -153,6 +153,18 @@ for step in range(3):
 CUDA = """
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+
+class Noisy(torch.autograd.Function):
+    @staticmethod
+    def forward(context, x):
+        return x + torch.ones(1024, device="cuda")
+
+    @staticmethod
+    def backward(context, gradient):
+        return gradient + torch.zeros(1024, device="cuda")
+
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
 torch.cuda.manual_seed_all(0)
@@ -160,6 +172,7 @@ torch.cuda.set_device(0)
 model = torch.compile(nn.Sequential(nn.Linear(1024, 1024), nn.GELU())).cuda()
 with torch.device("cuda"):
     head = nn.Linear(1024, 1024).to(torch.device("cuda:0"))
+assert torch.device("cuda", 0).type == torch.device("cuda").type == "cuda"
 assert next(model.parameters()).is_cuda and not torch.ones(1).is_cuda
 assert torch.cuda.get_device_properties(0).total_memory == torch.cuda.mem_get_info()[1]
 optimizer = torch.optim.SGD([*model.parameters(), *head.parameters()])
@@ -167,13 +180,13 @@ scaler = torch.amp.GradScaler("cuda")
 for step in range(4):
     x = torch.randn(512, 1024).cuda(non_blocking=True) + torch.ones(512, 1024, device=device)
     with torch.autocast("cuda", dtype=torch.float16):
-        loss = head(model(x)).square().mean()
+        loss = head(checkpoint(lambda x: Noisy.apply(model(x)), x, use_reentrant=False)).square().mean()
     assert head(model(x)).dtype == torch.float32
     scaler.scale(loss).backward()
     scaler.step(optimizer)
     scaler.update()
     optimizer.zero_grad()
-    torch.cuda.synchronize()
+    torch.cuda.synchronize(torch.device("cuda", 0))
     assert torch.cuda.max_memory_allocated() > 0
 print("the end")
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from torch_uvm._dry.recurrent import RECURRENT, pack, register, run_recurrent
+from torch_uvm._patches.replace import replace_once
 from torch_uvm._tools.cards import Card
 
 _EMU = "emu"
@@ -34,6 +36,8 @@ class CudaNames(TorchFunctionMode):
         self, func: Any, kinds: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func is torch.device:  # scripts compare its type
+            return func(*args, **kwargs)
         if func is Tensor.cuda:
             return _to_emu(*args, **kwargs)
         if func == _IS_CUDA:
@@ -83,6 +87,8 @@ class _Generator(_PlainGenerator, metaclass=_AnyGenerator):
 def answer_for_cuda(card: Card) -> None:
     """Lets `torch.cuda` answer for the emulated accelerator, as if it were the card."""
     ours: Any = torch.get_device_module(_EMU)
+    index_of = ours._index
+    ours._index = lambda device=None: index_of(_translated(device))
     for name in dir(ours):
         if not name.startswith("_") and callable(getattr(torch.cuda, name, None)):
             setattr(torch.cuda, name, getattr(ours, name))
@@ -101,12 +107,25 @@ def answer_for_cuda(card: Card) -> None:
     cuda.mem_get_info = lambda device=None: (card.memory_bytes, card.memory_bytes)
     cuda.nvtx._nvtx = _NoRanges()
     torch.Generator = _Generator  # type: ignore[misc]
-    plain = torch.autocast.__init__
+    replace_once(torch.autocast, "__init__", _on_translated)
+    register()
+    mode = CudaNames()
+    mode.__enter__()  # type: ignore[no-untyped-call]
+    replace_once(torch.autograd, "_engine_run_backward", functools.partial(_within, mode))
 
+
+def _on_translated(plain: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(plain)
-    def initialise(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+    def call(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
         plain(self, _translated(device_type), *args, **kwargs)
 
-    torch.autocast.__init__ = initialise  # type: ignore[method-assign]
-    register()
-    CudaNames().__enter__()  # type: ignore[no-untyped-call]
+    return call
+
+
+def _within(mode: CudaNames, plain: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(plain)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with mode:  # `__torch_function__`, where it is off, calls a backward, which runs a script's own code
+            return plain(*args, **kwargs)
+
+    return call

@@ -55,6 +55,7 @@ class Plan:
         peak_bytes: without a budget.
         least_bytes: the smallest budget that can hold the largest operator.
         points: from the largest budget to the smallest.
+        steps: of the script's optimizers in what repeats, which every other figure calls a step.
     """
 
     card: Card
@@ -64,6 +65,7 @@ class Plan:
     least_bytes: int
     memory: TraceMemory
     points: tuple[Point, ...]
+    steps: int = 1
 
     @property
     def fits(self) -> bool:
@@ -115,6 +117,7 @@ class Loop:
         share = host_share(trace, whole, whole.first if found.first is None else found.first)
         count = len(whole.operators) // whole.steps
         self.host_ms = share * self.in_core_ms if on_gpu else count * card.host_us / 1e3
+        self.steps = sum(trace.steps[-1] - count < it for it in trace.steps)
 
     @property
     def in_core_ms(self) -> float:
@@ -227,6 +230,7 @@ def make_plan(
         loop.least_bytes,
         loop.memory,
         tuple(sorted(points.values(), key=lambda it: -it.budget)),
+        loop.steps,
     )
 
 

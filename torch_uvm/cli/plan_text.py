@@ -38,6 +38,7 @@ def record_of(
         "card_bytes": plan.card.memory_bytes,
         "room_bytes": plan.room_bytes,
         "in_core_ms": plan.in_core_ms,
+        "optimizer_steps": plan.steps,
         "peak_bytes": plan.peak_bytes,
         "uncertain_bytes": found.uncertain_bytes if found else 0,
         "is_estimate": is_estimate,
@@ -59,7 +60,9 @@ def lines_of(record: Mapping[str, Any]) -> Iterator[str]:
     """The lines that the command prints."""
     size = _C.format_bytes
     reserve = record["card_bytes"] - record["room_bytes"]
-    card, step = printable(record["card"]), f"a step takes {record['in_core_ms']:.1f} ms"
+    steps = record["optimizer_steps"]
+    takes = f"{steps} optimizer steps that repeat take" if steps > 1 else "a step takes"
+    card, step = printable(record["card"]), f"{takes} {record['in_core_ms']:.1f} ms"
     yield f"{'plan of':<14}{printable(record['of'])}"
     yield f"{'card':<14}{card}: {size(record['card_bytes'])}, less a reserve of {size(reserve)}"
     yield f"{'peak':<14}{size(record['peak_bytes'])} without a budget; {step}"
