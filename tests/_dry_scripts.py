@@ -172,6 +172,9 @@ torch.cuda.set_device(0)
 model = torch.compile(nn.Sequential(nn.Linear(1024, 1024), nn.GELU())).cuda()
 with torch.device("cuda"):
     head = nn.Linear(1024, 1024).to(torch.device("cuda:0"))
+torch.set_default_device("cuda")
+assert torch.ones(1).is_cuda
+torch.set_default_device(None)
 assert torch.device("cuda", 0).type == torch.device("cuda").type == "cuda"
 assert next(model.parameters()).is_cuda and not torch.ones(1).is_cuda
 assert torch.cuda.get_device_properties(0).total_memory == torch.cuda.mem_get_info()[1]
@@ -179,7 +182,7 @@ optimizer = torch.optim.SGD([*model.parameters(), *head.parameters()])
 scaler = torch.amp.GradScaler("cuda")
 for step in range(4):
     x = torch.randn(512, 1024).cuda(non_blocking=True) + torch.ones(512, 1024, device=device)
-    with torch.autocast("cuda", dtype=torch.float16):
+    with torch.autocast(device_type="cuda", dtype=torch.float16):
         loss = head(checkpoint(lambda x: Noisy.apply(model(x)), x, use_reentrant=False)).square().mean()
     assert head(model(x)).dtype == torch.float32
     scaler.scale(loss).backward()

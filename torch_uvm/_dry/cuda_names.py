@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from torch.utils._device import DeviceContext
 
 from torch_uvm._dry.recurrent import RECURRENT, pack, register, run_recurrent
 from torch_uvm._patches.replace import replace_once
@@ -108,6 +109,7 @@ def answer_for_cuda(card: Card) -> None:
     cuda.nvtx._nvtx = _NoRanges()
     torch.Generator = _Generator  # type: ignore[misc]
     replace_once(torch.autocast, "__init__", _on_translated)
+    replace_once(DeviceContext, "__init__", _on_translated)  # its mode lies below the one of this module
     register()
     mode = CudaNames()
     mode.__enter__()  # type: ignore[no-untyped-call]
@@ -116,8 +118,8 @@ def answer_for_cuda(card: Card) -> None:
 
 def _on_translated(plain: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(plain)
-    def call(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
-        plain(self, _translated(device_type), *args, **kwargs)
+    def call(*args: Any, **kwargs: Any) -> None:
+        plain(*map(_translated, args), **{name: _translated(value) for name, value in kwargs.items()})
 
     return call
 

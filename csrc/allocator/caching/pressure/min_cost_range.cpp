@@ -272,8 +272,7 @@ std::optional<std::vector<void*>> CachingManagedAllocator::first_fit_range(std::
   for (const auto& [address, segment] : state.heap.segments()) {
     const Block* first = nullptr; // start of the current range of evictable blocks
     std::size_t found = 0;
-    const bool counts = segment.home == home;
-    for (const Block* block = counts ? segment.first : nullptr; block != nullptr; block = block->after) {
+    for (const Block* block = segment.home == home ? segment.first : nullptr; block != nullptr; block = block->after) {
       if (price_of(*block, cost).cost == kNever) {
         first = nullptr;
         found = 0;
