@@ -169,7 +169,7 @@ class Noisy(torch.autograd.Function):
 device = "cuda" if torch.cuda.is_available() else "cpu"
 torch.cuda.manual_seed_all(0)
 torch.cuda.set_device(0)
-model = torch.compile(nn.Sequential(nn.Linear(1024, 1024), nn.GELU())).cuda()
+model = nn.DataParallel(torch.compile(nn.Sequential(nn.Linear(1024, 1024), nn.GELU()))).cuda()
 with torch.device("cuda"):
     head = nn.Linear(1024, 1024).to(torch.device("cuda:0"))
 torch.set_default_device("cuda")
@@ -182,6 +182,8 @@ optimizer = torch.optim.SGD([*model.parameters(), *head.parameters()])
 scaler = torch.amp.GradScaler("cuda")
 for step in range(4):
     x = torch.randn(512, 1024).cuda(non_blocking=True) + torch.ones(512, 1024, device=device)
+    x = x.type("torch.cuda.HalfTensor").type(torch.cuda.FloatTensor)
+    x = x + torch.cuda.FloatTensor(512, 1024).fill_(1)
     with torch.autocast(device_type="cuda", dtype=torch.float16):
         loss = head(checkpoint(lambda x: Noisy.apply(model(x)), x, use_reentrant=False)).square().mean()
     assert head(model(x)).dtype == torch.float32
@@ -191,6 +193,7 @@ for step in range(4):
     optimizer.zero_grad()
     torch.cuda.synchronize(torch.device("cuda", 0))
     assert torch.cuda.max_memory_allocated() > 0
+    torch.cuda.memory_summary()
 print("the end")
 """
 

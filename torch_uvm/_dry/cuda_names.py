@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import types
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +19,7 @@ from torch_uvm._tools.cards import Card
 
 _EMU = "emu"
 _PACK = torch._C._VariableFunctions._pack_padded_sequence
+_CUDA_TYPES = "torch.cuda."
 _IS_CUDA = Tensor.is_cuda.__get__  # type: ignore[attr-defined]
 
 
@@ -27,6 +29,8 @@ def _translated(value: Any) -> Any:
         return torch.device(_EMU, value.index) if value.type == "cuda" else value
     if type(value) is str and (value == "cuda" or value.startswith("cuda:")):
         return _EMU + value[4:]
+    if type(value) is str and value.startswith(_CUDA_TYPES):
+        return f"torch.{_EMU}.{value.removeprefix(_CUDA_TYPES)}"
     return value
 
 
@@ -63,6 +67,14 @@ def _to_emu(
     return tensor.to(to, non_blocking=non_blocking, memory_format=memory_format)
 
 
+class _TensorType(str):
+    """A type such as `torch.cuda.FloatTensor`: `Tensor.type` takes its name, and it makes tensors."""
+
+    def __call__(self, *args: Any) -> Tensor:
+        made: Tensor = getattr(torch, self.rpartition(".")[2])(*args)
+        return made.type(self)
+
+
 class _NoRanges:
     """Profiler ranges of `torch.cuda.nvtx` that do nothing."""
 
@@ -94,13 +106,20 @@ def answer_for_cuda(card: Card) -> None:
         if not name.startswith("_") and callable(getattr(torch.cuda, name, None)):
             setattr(torch.cuda, name, getattr(ours, name))
     cuda: Any = torch.cuda
+    for name in dir(torch):
+        if type(getattr(torch, name)) is type(torch.FloatTensor):
+            setattr(cuda, name, _TensorType(f"torch.{_EMU}.{name}"))
     cuda.is_available = lambda: True
     cuda.is_current_stream_capturing = lambda: False  # optimizers ask in each step; a driver is not there
     cuda.is_bf16_supported = lambda including_emulation=True: "bfloat16" in card.flops
     # What scripts derive from it: TF32 and bfloat16 from 8.0 on, float8 from 8.9 on.
     capability = (9, 0) if "float8" in card.flops else (8, 0) if "tf32" in card.flops else (7, 5)
     properties = types.SimpleNamespace(
-        name=card.name, total_memory=card.memory_bytes, major=capability[0], minor=capability[1]
+        name=card.name,
+        total_memory=card.memory_bytes,
+        major=capability[0],
+        minor=capability[1],
+        multi_processor_count=100,  # no kernel is launched by it
     )
     cuda.get_device_name = lambda device=None: card.name
     cuda.get_device_capability = lambda device=None: capability
@@ -108,6 +127,8 @@ def answer_for_cuda(card: Card) -> None:
     cuda.mem_get_info = lambda device=None: (card.memory_bytes, card.memory_bytes)
     cuda.nvtx._nvtx = _NoRanges()
     torch.Generator = _Generator  # type: ignore[misc]
+    parallel: Any = sys.modules[torch.nn.DataParallel.__module__]
+    parallel._get_available_device_type = lambda: None  # without a device it calls its module
     replace_once(torch.autocast, "__init__", _on_translated)
     replace_once(DeviceContext, "__init__", _on_translated)  # its mode lies below the one of this module
     register()

@@ -1,4 +1,5 @@
-"""What scripts call and a dry run leaves out: files of tensors, exchange between ranks, compilation.
+"""What scripts call and a dry run leaves out: files of tensors, a card's allocator, exchange between ranks,
+compilation.
 
 A dry run has none of the values that would be written, and each rank runs by itself.
 """
@@ -17,9 +18,11 @@ from torch import distributed
 from torch_uvm._dry.values import StandIns
 from torch_uvm._patches.import_hooks import when_imported
 
-#: By module, functions and methods that write tensors. Trainers also delete older checkpoints.
-_WRITERS = {
+#: By module, functions and methods that do nothing. Trainers also delete older checkpoints.
+_CALLS = {
     "torch": ("save",),
+    "torch.cuda": ("ipc_collect", "memory_summary", "set_per_process_memory_fraction"),
+    "torch.cuda.memory": ("_dump_snapshot", "_record_memory_history", "_snapshot"),
     "torch.jit": ("save",),
     "torch.distributed.checkpoint": ("save", "async_save"),
     "safetensors.torch": ("save_file", "save_model"),
@@ -34,19 +37,14 @@ _WRITERS = {
 
 def leave_out(stand_ins: StandIns) -> None:
     """Replaces the functions, for the rest of the process."""
-    _leave_out_saves(stand_ins)
+    for name in _CALLS:
+        when_imported(name, lambda module: _replace(module, stand_ins))
     _run_alone(stand_ins)
     _leave_out_compiler(stand_ins)
 
 
-def _leave_out_saves(stand_ins: StandIns) -> None:
-    """Replaces the functions that write tensors into files, also in modules that are imported later."""
-    for name in _WRITERS:
-        when_imported(name, lambda module: _replace(module, stand_ins))
-
-
 def _replace(module: ModuleType, stand_ins: StandIns) -> None:
-    for path in _WRITERS[module.__name__]:
+    for path in _CALLS[module.__name__]:
         outer, _, name = path.rpartition(".")
         owner: Any = getattr(module, outer, None) if outer else module
         if callable(getattr(owner, name, None)):
@@ -54,10 +52,10 @@ def _replace(module: ModuleType, stand_ins: StandIns) -> None:
 
 
 def _left_out(name: str, stand_ins: StandIns) -> Callable[..., None]:
-    def save(*args: Any, **kwargs: Any) -> None:
-        stand_ins.note(name, "nothing is written")
+    def call(*args: Any, **kwargs: Any) -> None:
+        stand_ins.note(name, "nothing")
 
-    return save
+    return call
 
 
 def _run_alone(stand_ins: StandIns) -> None:
