@@ -151,6 +151,8 @@ for step in range(3):
 """
 
 CUDA = """
+import threading
+
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -172,6 +174,12 @@ torch.cuda.set_device(0)
 model = nn.DataParallel(torch.compile(nn.Sequential(nn.Linear(1024, 1024), nn.GELU()))).cuda()
 with torch.device("cuda"):
     head = nn.Linear(1024, 1024).to(torch.device("cuda:0"))
+made = []
+thread = threading.Thread(target=lambda: made.append(torch.ones(1, device="cuda")))
+thread.start()
+thread.join()
+places = ["cuda", torch.device("cuda", 0), {"cpu": "cuda:0"}, lambda storage, place: storage.cuda(0)]
+assert all(it.is_cuda for it in [*made, *(torch.load("ones.pt", map_location=it) for it in places)])
 torch.set_default_device("cuda")
 assert torch.ones(1).is_cuda
 torch.set_default_device(None)

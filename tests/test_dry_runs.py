@@ -9,6 +9,7 @@ from pathlib import Path
 
 import _dry_scripts as scripts
 import pytest
+import torch
 from _spawn import Spawn
 from _traced_schedules import schedule_of
 
@@ -206,7 +207,9 @@ def test_a_script_that_cannot_be_run_dry_says_why(tmp_path: Path, text: str, mes
 
 
 def test_scripts_that_name_cuda_get_the_emulated_accelerator(tmp_path: Path) -> None:
-    found = run_dry(tmp_path, scripts.CUDA)
+    ones = str(tmp_path / "ones.pt")
+    torch.save(torch.ones(4), ones)
+    found = run_dry(tmp_path, scripts.CUDA.replace("ones.pt", ones))
     assert found.output.read_text().splitlines()[-1] == "the end"
     assert found.ended
     assert found.peak_bytes > 3 * 4 * 1024 * 1024

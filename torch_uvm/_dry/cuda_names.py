@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
 import types
 from collections.abc import Callable
 from typing import Any
@@ -31,6 +32,8 @@ def _translated(value: Any) -> Any:
         return _EMU + value[4:]
     if type(value) is str and value.startswith(_CUDA_TYPES):
         return f"torch.{_EMU}.{value.removeprefix(_CUDA_TYPES)}"
+    if isinstance(value, dict):  # torch.load's map_location
+        return {name: _translated(it) for name, it in value.items()}
     return value
 
 
@@ -65,6 +68,10 @@ def _to_emu(
         device = torch.device(_EMU, device)
     to = _EMU if device is None else _translated(device)
     return tensor.to(to, non_blocking=non_blocking, memory_format=memory_format)
+
+
+def _storage_to_emu(storage: torch.UntypedStorage, device: Any = None, non_blocking: bool = False) -> Any:
+    return storage.to(device=torch.device(_EMU, device if isinstance(device, int) else 0))
 
 
 class _TensorType(str):
@@ -129,18 +136,22 @@ def answer_for_cuda(card: Card) -> None:
     torch.Generator = _Generator  # type: ignore[misc]
     parallel: Any = sys.modules[torch.nn.DataParallel.__module__]
     parallel._get_available_device_type = lambda: None  # without a device it calls its module
+    replace_once(torch.UntypedStorage, "cuda", lambda _: _storage_to_emu)
+    replace_once(torch, "load", _on_translated)
     replace_once(torch.autocast, "__init__", _on_translated)
     replace_once(DeviceContext, "__init__", _on_translated)  # its mode lies below the one of this module
     register()
     mode = CudaNames()
     mode.__enter__()  # type: ignore[no-untyped-call]
+    # Other threads are not in it, nor is a backward: `__torch_function__`, where it is off, calls that.
+    replace_once(threading.Thread, "_bootstrap_inner", functools.partial(_within, mode))
     replace_once(torch.autograd, "_engine_run_backward", functools.partial(_within, mode))
 
 
-def _on_translated(plain: Callable[..., None]) -> Callable[..., None]:
+def _on_translated(plain: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(plain)
-    def call(*args: Any, **kwargs: Any) -> None:
-        plain(*map(_translated, args), **{name: _translated(value) for name, value in kwargs.items()})
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return plain(*map(_translated, args), **{name: _translated(value) for name, value in kwargs.items()})
 
     return call
 
@@ -148,7 +159,7 @@ def _on_translated(plain: Callable[..., None]) -> Callable[..., None]:
 def _within(mode: CudaNames, plain: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(plain)
     def call(*args: Any, **kwargs: Any) -> Any:
-        with mode:  # `__torch_function__`, where it is off, calls a backward, which runs a script's own code
+        with mode:
             return plain(*args, **kwargs)
 
     return call
