@@ -182,6 +182,10 @@ places = ["cuda", torch.device("cuda", 0), {"cpu": "cuda:0"}, lambda storage, pl
 assert all(it.is_cuda for it in [*made, *(torch.load("ones.pt", map_location=it) for it in places)])
 torch.set_default_device("cuda")
 assert torch.ones(1).is_cuda
+torch.set_default_tensor_type("torch.FloatTensor")
+assert not torch.ones(1).is_cuda
+torch.set_default_tensor_type(torch.cuda.FloatTensor)
+assert torch.ones(1).is_cuda
 torch.set_default_device(None)
 assert torch.device("cuda", 0).type == torch.device("cuda").type == "cuda"
 assert next(model.parameters()).is_cuda and not torch.ones(1).is_cuda

@@ -138,6 +138,7 @@ def answer_for_cuda(card: Card) -> None:
     parallel._get_available_device_type = lambda: None  # without a device it calls its module
     replace_once(torch.UntypedStorage, "cuda", lambda _: _storage_to_emu)
     replace_once(torch, "load", _on_translated)
+    replace_once(torch, "set_default_tensor_type", _with_device)
     replace_once(torch.autocast, "__init__", _on_translated)
     replace_once(DeviceContext, "__init__", _on_translated)  # its mode lies below the one of this module
     register()
@@ -152,6 +153,17 @@ def _on_translated(plain: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(plain)
     def call(*args: Any, **kwargs: Any) -> Any:
         return plain(*map(_translated, args), **{name: _translated(value) for name, value in kwargs.items()})
+
+    return call
+
+
+def _with_device(plain: Callable[[Any], None]) -> Callable[[Any], None]:
+    @functools.wraps(plain)
+    def call(kind: Any) -> None:
+        name = _translated(kind)
+        ours = isinstance(name, str) and name.startswith(f"torch.{_EMU}.")
+        torch.set_default_device(_EMU if ours else "cpu")
+        plain(f"torch.{name.rpartition('.')[2]}" if ours else kind)
 
     return call
 
