@@ -237,6 +237,7 @@ if "--sharded" in sys.argv:
 
     mesh = distributed.device_mesh.init_device_mesh(device.type, (2,))
     fully_shard(model, mesh=mesh)
+    nn.init.normal_(model.weight)
 else:
     model = nn.parallel.DistributedDataParallel(model, device_ids=[device.index])
 optimizer = torch.optim.SGD(model.parameters())

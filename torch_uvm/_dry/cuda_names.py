@@ -24,7 +24,7 @@ _CUDA_TYPES = "torch.cuda."
 _IS_CUDA = Tensor.is_cuda.__get__  # type: ignore[attr-defined]
 
 
-def _translated(value: Any) -> Any:
+def translated(value: Any) -> Any:
     """Another name for a CUDA device; other values as they are."""
     if isinstance(value, torch.device):
         return torch.device(_EMU, value.index) if value.type == "cuda" else value
@@ -33,7 +33,7 @@ def _translated(value: Any) -> Any:
     if type(value) is str and value.startswith(_CUDA_TYPES):
         return f"torch.{_EMU}.{value.removeprefix(_CUDA_TYPES)}"
     if isinstance(value, dict):  # torch.load's map_location
-        return {name: _translated(it) for name, it in value.items()}
+        return {name: translated(it) for name, it in value.items()}
     return value
 
 
@@ -51,9 +51,9 @@ class CudaNames(TorchFunctionMode):
         if func == _IS_CUDA:
             return args[0].device.type == _EMU
         if "device" in kwargs:
-            kwargs = {**kwargs, "device": _translated(kwargs["device"])}
+            kwargs = {**kwargs, "device": translated(kwargs["device"])}
         if any(isinstance(it, (str, torch.device)) for it in args):
-            args = tuple(_translated(it) for it in args)
+            args = tuple(translated(it) for it in args)
         if func in RECURRENT and args[0].device.type == _EMU:
             return run_recurrent(func.__name__, *args, **kwargs)
         if func == _PACK and args[0].device.type == _EMU:
@@ -66,7 +66,7 @@ def _to_emu(
 ) -> Tensor:
     if isinstance(device, int):
         device = torch.device(_EMU, device)
-    to = _EMU if device is None else _translated(device)
+    to = _EMU if device is None else translated(device)
     return tensor.to(to, non_blocking=non_blocking, memory_format=memory_format)
 
 
@@ -101,14 +101,14 @@ class _Generator(_PlainGenerator, metaclass=_AnyGenerator):
     """`torch.Generator`, which no function mode sees."""
 
     def __new__(cls, device: Any = "cpu") -> Any:
-        return _PlainGenerator(_translated(device))
+        return _PlainGenerator(translated(device))
 
 
 def answer_for_cuda(card: Card) -> None:
     """Lets `torch.cuda` answer for the emulated accelerator, as if it were the card."""
     ours: Any = torch.get_device_module(_EMU)
     index_of = ours._index
-    ours._index = lambda device=None: index_of(_translated(device))
+    ours._index = lambda device=None: index_of(translated(device))
     for name in dir(ours):
         if not name.startswith("_") and callable(getattr(torch.cuda, name, None)):
             setattr(torch.cuda, name, getattr(ours, name))
@@ -117,6 +117,7 @@ def answer_for_cuda(card: Card) -> None:
         if type(getattr(torch, name)) is type(torch.FloatTensor):
             setattr(cuda, name, _TensorType(f"torch.{_EMU}.{name}"))
     cuda.is_available = lambda: True
+    cuda._lazy_init = lambda: None
     cuda.is_current_stream_capturing = lambda: False  # optimizers ask in each step; a driver is not there
     cuda.is_bf16_supported = lambda including_emulation=True: "bfloat16" in card.flops
     # What scripts derive from it: TF32 and bfloat16 from 8.0 on, float8 from 8.9 on.
@@ -144,15 +145,13 @@ def answer_for_cuda(card: Card) -> None:
     register()
     mode = CudaNames()
     mode.__enter__()  # type: ignore[no-untyped-call]
-    # Other threads are not in it, nor is a backward: `__torch_function__`, where it is off, calls that.
     replace_once(threading.Thread, "_bootstrap_inner", functools.partial(_within, mode))
-    replace_once(torch.autograd, "_engine_run_backward", functools.partial(_within, mode))
 
 
 def _on_translated(plain: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(plain)
     def call(*args: Any, **kwargs: Any) -> Any:
-        return plain(*map(_translated, args), **{name: _translated(value) for name, value in kwargs.items()})
+        return plain(*map(translated, args), **{name: translated(value) for name, value in kwargs.items()})
 
     return call
 
@@ -160,7 +159,7 @@ def _on_translated(plain: Callable[..., Any]) -> Callable[..., Any]:
 def _with_device(plain: Callable[[Any], None]) -> Callable[[Any], None]:
     @functools.wraps(plain)
     def call(kind: Any) -> None:
-        name = _translated(kind)
+        name = translated(kind)
         ours = isinstance(name, str) and name.startswith(f"torch.{_EMU}.")
         torch.set_default_device(_EMU if ours else "cpu")
         plain(f"torch.{name.rpartition('.')[2]}" if ours else kind)

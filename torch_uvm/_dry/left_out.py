@@ -39,6 +39,8 @@ def leave_out(stand_ins: StandIns) -> None:
     """Replaces the functions, for the rest of the process."""
     for name in _CALLS:
         when_imported(name, lambda module: _replace(module, stand_ins))
+    # DTensor would keep the states of its ranks' generators apart, in CUDA's form.
+    when_imported("torch.distributed.tensor._random", _without_generators)
     _run_alone(stand_ins)
     _leave_out_compiler(stand_ins)
 
@@ -56,6 +58,10 @@ def _left_out(name: str, stand_ins: StandIns) -> Callable[..., None]:
         stand_ins.note(name, "nothing")
 
     return call
+
+
+def _without_generators(module: Any) -> None:
+    module.is_rng_supported_mesh = lambda mesh: False
 
 
 def _run_alone(stand_ins: StandIns) -> None:

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from torch_uvm._dry import plausible, unknown_shapes
 from torch_uvm._dry.costs import copy_us, device_us, launches_of, precision, work_of
+from torch_uvm._dry.cuda_names import translated
 from torch_uvm._dry.results import New, NoResult, OperatorInfo, Result, Results, made, news
 from torch_uvm._dry.sizes import Sizes
 from torch_uvm._dry.timeline import Timeline
@@ -128,6 +129,8 @@ class DryMode(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
+        if "device" in kwargs:  # of a call that no function mode saw, such as one in a backward
+            kwargs = {**kwargs, "device": translated(kwargs["device"])}
         if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
             return func(*args, **kwargs)  # it asks for shapes, as DTensor does; nothing is allocated
         if any(it.__torch_dispatch__ is not Tensor.__torch_dispatch__ for it in types):
