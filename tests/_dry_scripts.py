@@ -209,6 +209,22 @@ for step in range(4):
 print("the end")
 """
 
+SPARSE = (
+    HEAD
+    + """
+tables = [nn.Embedding(65536, 64, sparse=True), nn.EmbeddingBag(65536, 64, sparse=True, mode="sum")]
+tables, head = nn.ModuleList(tables).to(device), nn.Linear(64, 512).to(device)
+optimizers = [torch.optim.SparseAdam(tables.parameters()), torch.optim.SGD(head.parameters())]
+for step in range(8):
+    rows = torch.randint(65536, (64, 16), device=device)
+    loss = head(tables[0](rows).sum(1) + tables[1](rows)).square().mean()
+    loss.backward()
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+)
+
 FAKE = (
     HEAD
     + """

@@ -183,6 +183,14 @@ def test_several_optimizers_are_recorded_from_a_whole_step_on(tmp_path: Path) ->
     assert Loop(read_trace(found.trace), H200, on_gpu=False).steps == 2
 
 
+def test_gradients_of_tables_may_be_sparse(tmp_path: Path) -> None:
+    found = run_dry(tmp_path, scripts.SPARSE)
+    tables = 2 * 65536 * 64 * 4
+    assert (
+        found.steps == 4 and 3 * tables < found.peak_bytes < 3.2 * tables
+    )  # two moments, and no dense gradient
+
+
 def test_nothing_is_saved(transformer: DryRun) -> None:
     assert transformer.output.with_name("weights.pt").read_text() == "an earlier run's"
     assert ("torch.save", 4) in [(it.what, it.count) for it in transformer.stand_ins]

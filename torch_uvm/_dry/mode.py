@@ -140,11 +140,20 @@ class DryMode(TorchDispatchMode):
             self.timeline.view()
             return func(*args, **kwargs)
         tensors = tensors_of(args, kwargs)
-        if func.namespace in _NOT_OURS or any(it.layout != torch.strided for it in tensors):
+        is_sparse = "sparse_coo_tensor" in func.name() or any(it.layout != torch.strided for it in tensors)
+        if func.namespace in _NOT_OURS or is_sparse:
             return func(*args, **kwargs)
         name = func.name().partition(".")[0]
         if name == "aten::_fused_sdp_choice":
             return _attention_kernel(*args, **kwargs)
+        if name == "aten::_embedding_bag_backward" and args[9]:  # the gradient is sparse
+            func, args = (
+                torch.ops.aten._embedding_bag_sparse_backward.default,
+                (*args[:5], *args[6:9], *args[10:]),
+            )
+        if func.name().endswith("sparse_backward"):
+            with self:
+                return func.decompose(*args, **kwargs)
         call = _Call(func, name, info, args, kwargs, tensors, any(map(is_virtual, tensors)))
         device = call.device()
         if device.type == "meta":
