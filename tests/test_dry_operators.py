@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import torch_uvm
+from torch_uvm._dry import meta_kernels
 from torch_uvm._dry.costs import Work, copy_us, device_us, work_of
 from torch_uvm._dry.mode import DryMode
 from torch_uvm._dry.results import NoResult
@@ -96,6 +97,15 @@ OPERATORS: dict[str, Callable[[dict[str, Tensor]], Any]] = {
     "arange": lambda it: torch.arange(0, 1e5, 0.5, device="emu"),
     "one_hot": lambda it: F.one_hot(it["index"], 1000),
     "tril": lambda it: torch.ops.aten.tril(it["rows"]),
+    "stft": lambda it: torch.stft(it["rows"], 64, window=torch.ones(64, device="emu"), return_complex=True),
+    "ctc": lambda it: torch.ops.aten._ctc_loss(
+        it["rows"].view(16, 16, 512).log_softmax(-1), it["index"][:256].view(16, 16), [16] * 16, [8] * 16
+    ),
+    "gamma": lambda it: torch.ops.aten._standard_gamma_grad(it["rows"], it["rows"]),
+    "dirichlet": lambda it: torch.ops.aten._sample_dirichlet(it["rows"].exp()),
+    "margin": lambda it: torch.ops.aten.multi_margin_loss_backward(
+        it["rows"][:, 0], it["rows"], it["index"][:256], 1, 1, None, 0
+    ),
 }
 
 
@@ -107,6 +117,7 @@ def described(value: Any) -> Any:
 
 @pytest.mark.parametrize("name", OPERATORS)
 def test_results_are_like_those_of_a_real_run(name: str) -> None:
+    meta_kernels.register()
     operands = make_operands()
     real = described(OPERATORS[name](operands))
     with DryMode(CARD):

@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
 
-from torch_uvm._dry.recurrent import RECURRENT, pack, register, run_recurrent
+from torch_uvm._dry import meta_kernels, recurrent
+from torch_uvm._dry.recurrent import RECURRENT, pack, run_recurrent
 from torch_uvm._patches.replace import replace_once
 from torch_uvm._tools.cards import Card
 
@@ -142,7 +143,8 @@ def answer_for_cuda(card: Card) -> None:
     replace_once(torch, "set_default_tensor_type", _with_device)
     replace_once(torch.autocast, "__init__", _on_translated)
     replace_once(DeviceContext, "__init__", _on_translated)  # its mode lies below the one of this module
-    register()
+    meta_kernels.register()
+    recurrent.register()
     mode = CudaNames()
     mode.__enter__()  # type: ignore[no-untyped-call]
     replace_once(threading.Thread, "_bootstrap_inner", functools.partial(_within, mode))
