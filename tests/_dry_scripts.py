@@ -155,6 +155,7 @@ import threading
 
 import torch
 from torch import nn
+from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 
@@ -206,6 +207,9 @@ for step in range(4):
     torch.cuda.synchronize(torch.device("cuda", 0))
     assert torch.cuda.max_memory_allocated() > 0
     torch.cuda.memory_summary()
+    letters = torch.randn(16, 4, 8, device=device).log_softmax(-1)
+    lengths = torch.tensor([16] * 4), torch.tensor([3] * 4)
+    assert F.ctc_loss(letters, torch.ones(4, 3, dtype=torch.int64), *lengths).is_cuda
 print("the end")
 """
 

@@ -11,8 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import ctc_loss
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
+from torch.utils._pytree import tree_map_only
 
 from torch_uvm._dry import meta_kernels, recurrent
 from torch_uvm._dry.recurrent import RECURRENT, pack, run_recurrent
@@ -57,6 +59,10 @@ class CudaNames(TorchFunctionMode):
             args = tuple(translated(it) for it in args)
         if func in RECURRENT and args[0].device.type == _EMU:
             return run_recurrent(func.__name__, *args, **kwargs)
+        if (
+            func is ctc_loss
+        ):  # in a dispatch mode it does not copy the lengths to the host, as it does on CUDA
+            args, kwargs = tree_map_only(Tensor, lambda it: it.to(_EMU), (args, kwargs))
         if func == _PACK and args[0].device.type == _EMU:
             return pack(*args, **kwargs)
         return func(*args, **kwargs)
