@@ -197,6 +197,7 @@ for step in range(4):
     x = torch.randn(512, 1024).cuda(non_blocking=True) + torch.ones(512, 1024, device=device)
     x = x.type("torch.cuda.HalfTensor").type(torch.cuda.FloatTensor)
     x = x + torch.cuda.FloatTensor(512, 1024).fill_(1)
+    assert isinstance(x, torch.cuda.FloatTensor) and not isinstance(x.cpu(), torch.cuda.FloatTensor)
     with torch.autocast(device_type="cuda", dtype=torch.float16):
         loss = head(checkpoint(lambda x: Noisy.apply(model(x)), x, use_reentrant=False)).square().mean()
     assert head(model(x)).dtype == torch.float32

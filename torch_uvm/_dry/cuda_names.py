@@ -33,6 +33,8 @@ def translated(value: Any) -> Any:
         return torch.device(_EMU, value.index) if value.type == "cuda" else value
     if type(value) is str and (value == "cuda" or value.startswith("cuda:")):
         return _EMU + value[4:]
+    if isinstance(value, _TensorType):
+        return f"torch.{_EMU}.{value.__name__}"
     if type(value) is str and value.startswith(_CUDA_TYPES):
         return f"torch.{_EMU}.{value.removeprefix(_CUDA_TYPES)}"
     if isinstance(value, dict):  # torch.load's map_location
@@ -55,13 +57,12 @@ class CudaNames(TorchFunctionMode):
             return args[0].device.type == _EMU
         if "device" in kwargs:
             kwargs = {**kwargs, "device": translated(kwargs["device"])}
-        if any(isinstance(it, (str, torch.device)) for it in args):
+        if any(isinstance(it, (str, torch.device, _TensorType)) for it in args):
             args = tuple(translated(it) for it in args)
         if func in RECURRENT and args[0].device.type == _EMU:
             return run_recurrent(func.__name__, *args, **kwargs)
-        if (
-            func is ctc_loss
-        ):  # in a dispatch mode it does not copy the lengths to the host, as it does on CUDA
+        if func is ctc_loss and args and args[0].device.type == _EMU:
+            # In a dispatch mode it does not copy the lengths to the host, as it does on CUDA.
             args, kwargs = tree_map_only(Tensor, lambda it: it.to(_EMU), (args, kwargs))
         if func == _PACK and args[0].device.type == _EMU:
             return pack(*args, **kwargs)
@@ -81,12 +82,15 @@ def _storage_to_emu(storage: torch.UntypedStorage, device: Any = None, non_block
     return storage.to(device=torch.device(_EMU, device if isinstance(device, int) else 0))
 
 
-class _TensorType(str):
-    """A type such as `torch.cuda.FloatTensor`: `Tensor.type` takes its name, and it makes tensors."""
+class _TensorType(type):
+    """Makes types such as `torch.cuda.FloatTensor`."""
 
-    def __call__(self, *args: Any) -> Tensor:
-        made: Tensor = getattr(torch, self.rpartition(".")[2])(*args)
-        return made.type(self)
+    def __call__(cls, *args: Any) -> Tensor:
+        made: Tensor = getattr(torch, cls.__name__)(*args).type(translated(cls))
+        return made
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, Tensor) and instance.type() == translated(cls)
 
 
 class _NoRanges:
@@ -122,7 +126,7 @@ def answer_for_cuda(card: Card) -> None:
     cuda: Any = torch.cuda
     for name in dir(torch):
         if type(getattr(torch, name)) is type(torch.FloatTensor):
-            setattr(cuda, name, _TensorType(f"torch.{_EMU}.{name}"))
+            setattr(cuda, name, _TensorType(name, (), {}))
     cuda.is_available = lambda: True
     cuda._lazy_init = lambda: None
     cuda.is_current_stream_capturing = lambda: False  # optimizers ask in each step; a driver is not there
