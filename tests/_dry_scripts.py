@@ -179,7 +179,7 @@ made = []
 thread = threading.Thread(target=lambda: made.append(torch.ones(1, device="cuda")))
 thread.start()
 thread.join()
-places = ["cuda", torch.device("cuda", 0), {"cpu": "cuda:0"}, lambda storage, place: storage.cuda(0)]
+places = ["cuda", torch.device("cuda", 0), {"cpu": "cuda:0"}, lambda storage, place: storage.cuda("cuda:0")]
 assert all(it.is_cuda for it in [*made, *(torch.load("ones.pt", map_location=it) for it in places)])
 torch.set_default_device("cuda")
 assert torch.ones(1).is_cuda

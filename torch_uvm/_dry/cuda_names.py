@@ -69,17 +69,19 @@ class CudaNames(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+def _place(device: Any) -> torch.device:
+    """What `cuda(device)` means."""
+    return torch.device(_EMU, device) if isinstance(device, int) else torch.device(translated(device or _EMU))
+
+
 def _to_emu(
     tensor: Tensor, device: Any = None, non_blocking: bool = False, memory_format: Any = torch.preserve_format
 ) -> Tensor:
-    if isinstance(device, int):
-        device = torch.device(_EMU, device)
-    to = _EMU if device is None else translated(device)
-    return tensor.to(to, non_blocking=non_blocking, memory_format=memory_format)
+    return tensor.to(_place(device), non_blocking=non_blocking, memory_format=memory_format)
 
 
 def _storage_to_emu(storage: torch.UntypedStorage, device: Any = None, non_blocking: bool = False) -> Any:
-    return storage.to(device=torch.device(_EMU, device if isinstance(device, int) else 0))
+    return storage.to(device=_place(device))
 
 
 class _TensorType(type):
