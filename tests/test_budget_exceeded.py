@@ -95,6 +95,38 @@ class TestLargerThanTheBudget:
             env={"TORCH_UVM_DEVICE": "emu"},
         )
 
+    def test_an_operator_that_asks_for_temporary_bytes_twice(self, spawn: Spawn) -> None:
+        """With a result in between, as cuDNN's backward of an LSTM does."""
+        spawn(
+            """
+            import torch, torch_uvm
+            MIB = 1024**2
+            torch_uvm.emulated.configure(memory=68 * MIB)
+            torch_uvm.enable()
+
+            def use(x, mib):
+                return torch.full((mib * MIB // 4,), x[0].item(), device="emu").sum()
+
+            def twice(x):
+                first = use(x, 24)
+                result = x[: 3 * MIB] * 2  # 12 MiB
+                return result + (use(x, 24) - first)
+
+            library = torch.library.Library("uvm_test_places", "DEF")
+            library.define("twice(Tensor x) -> Tensor")
+            library.impl("twice", twice, "CompositeExplicitAutograd")
+            x = torch.full((4 * MIB,), 3.0, device="emu")
+            others = [torch.ones(2 * MIB, device="emu") for _ in range(6)]
+            for _ in range(20):
+                torch._foreach_add_(others[:3], 1)
+                torch._foreach_add_(others[3:], 1)
+                assert (torch.ops.uvm_test_places.twice(x) == 6).all().item()
+                torch_uvm.step()
+            assert torch_uvm.stats()["over_budget"] <= 1  # before its needs are known
+            """,
+            env={"TORCH_UVM_DEVICE": "emu"},
+        )
+
     @pytest.mark.parametrize("pinned", [0.3, 3])  # MiB
     def test_an_operator_beside_a_pin_exceeds_every_hard_budget(self, spawn: Spawn, pinned: float) -> None:
         spawn(

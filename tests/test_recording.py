@@ -86,6 +86,30 @@ class TestRecording:
         workspaces = [line["workspace"] for line in lines[begin:] if "workspace" in line]
         assert workspaces and 4 * MIB <= workspaces[0] < 5 * MIB
 
+    def test_temporary_storages_on_the_host_are_workspace(self, spawn: Spawn, tmp_path: Path) -> None:
+        """Else no room is made for them, and they are created on the host in every step."""
+        spawn(
+            """
+            import sys, torch, torch_uvm
+            MIB = 1024**2
+            torch_uvm.emulated.configure(memory=64 * MIB)
+            torch_uvm.enable()
+            library = torch.library.Library("uvm_test_recording", "DEF")
+            library.define("doubled_sum(Tensor x) -> Tensor")
+            library.impl("doubled_sum", lambda x: x.mul(2).sum(), "CompositeExplicitAutograd")
+            with torch_uvm.resident(torch.ones(8 * MIB, device="emu")):
+                x = torch.full((4 * MIB,), 3.0, device="emu")
+                with torch_uvm.tools.record_accesses(sys.argv[1]):
+                    assert torch.ops.uvm_test_recording.doubled_sum(x).item() == 24 * MIB
+                assert torch_uvm.stats()["over_budget"] == 1
+            """,
+            args=[str(tmp_path / "trace")],
+            env=EMU,
+        )
+        lines = [json.loads(line) for line in (tmp_path / "trace").read_text().splitlines()]
+        (workspace,) = (line["workspace"] for line in lines if "workspace" in line)
+        assert 16 * MIB <= workspace < 17 * MIB
+
     def test_one_at_a_time(self, budget: int, tmp_path: Path) -> None:
         with torch_uvm.tools.record_accesses(str(tmp_path / "a")):
             with pytest.raises(RuntimeError, match="is active"):

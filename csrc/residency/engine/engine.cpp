@@ -92,6 +92,7 @@ std::pair<Record*, void*> Engine::create_on_host(std::size_t bytes, int index, S
   state_.records[record->id] = record.get();
   state_.host_memory->set_tag(record->host_block, record.get());
   ++state_.statistics.over_budget;
+  state_.note_workspace(index, -static_cast<std::int64_t>(bytes)); // next time there may be room for it on the device
   void* const ptr = state_.host_memory->data(record->host_block);
   return {record.release(), ptr};
 }
@@ -114,12 +115,14 @@ void Engine::free_if_dead(Record* record) noexcept {
 
 void Engine::destroyed(Record* record) noexcept {
   const Lock lock(*this);
+  Workspace& workspace = state_.of(record->device).workspace;
+  const bool is_new = record->id >= workspace.first_new; // the operator's own, and part of its workspace
   if (record->device_block != nullptr && !record->fetching()) {
     blocks_being_freed_.fetch_add(1, std::memory_order_relaxed);
-    Workspace& workspace = state_.of(record->device).workspace;
-    if (record->id < workspace.first_new) { // a newer one is the operator's own, and part of its workspace
-      workspace.freed += static_cast<std::int64_t>(state_.memory.bytes(record->device_block));
-    }
+    workspace.freed += is_new ? 0 : static_cast<std::int64_t>(state_.memory.bytes(record->device_block));
+  } else if (is_new && record->device_block == nullptr) { // created on the host, or evicted since
+    state_.note_workspace(record->device, 0);
+    workspace.ours += static_cast<std::int64_t>(record->bytes);
   }
   unregister(record);
 }

@@ -115,7 +115,7 @@ struct EngineState {
   std::int64_t take_allocated_peak(int device);
   /// \param first_new the next storage to be recorded
   void begin_workspace(int device, StorageId first_new);
-  /// The engine itself has allocated that many bytes, or freed them if negative.
+  /// The engine itself has allocated that many bytes, or freed them (or created a storage elsewhere) if negative.
   void note_workspace(int device, std::int64_t bytes);
   std::size_t end_workspace(int device);
 

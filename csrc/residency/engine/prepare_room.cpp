@@ -74,8 +74,12 @@ bool Room::use_held_or_evict(std::size_t bytes, int index, Stream taker) {
     const auto end =
         std::ranges::partition_point(held, [&](const Block* place) { return state_.memory.bytes(place) >= bytes; });
     if (end != held.begin()) {
-      std::rotate(std::prev(end), end, held.end());
-      free_last_held(index);
+      // The smaller ones, too: else a result would take this place once the operator has freed it, and the operator may
+      // ask for it again.
+      const auto left = static_cast<std::size_t>(end - held.begin() - 1);
+      while (held.size() > left) {
+        free_last_held(index);
+      }
       return true;
     }
   }
