@@ -168,11 +168,12 @@ class DryMode(TorchDispatchMode):
             return tensors[0] if call.virtual else call.run()
         began = time.monotonic_ns()
         given = dict(zip(info.names, args, strict=False)) | kwargs
-        unknown = unknown_shapes.depends_on_values(func, name, given)
+        deciding = unknown_shapes.decided_by(func, name, given)
+        unknown = bool(deciding)
         key = None if unknown else self._results.key(func, args, kwargs, tensors)
         returned = self._returned(call, given, unknown, key, device)
         if not info.returns_arguments:
-            self._follow(name, returned, tensors, unknown_shapes.decided_by(name, given) if unknown else [])
+            self._follow(name, returned, tensors, deciding)
         if device.type != "cpu" or not call.is_on_host():
             self._note_time(call, returned, unknown, key, device.type == "cpu", began)
         return returned

@@ -57,11 +57,6 @@ def _bincount(given: _Arguments) -> Result:
     return _rows((max(given.get("minlength") or 0, bins),), dtype)
 
 
-def _repeat_interleave(given: _Arguments) -> Result:
-    size = given.get("output_size")
-    return _rows((given["repeats"].numel() if size is None else size,), torch.int64)
-
-
 def _index(given: _Arguments) -> Result:
     """Indexing by masks, each as if it were the numbers of its true elements."""
     indices: list[Tensor | None] = []
@@ -82,29 +77,23 @@ _RESULTS: dict[str, Callable[[_Arguments], Result]] = {
     "aten::unique_consecutive": _unique,
     "aten::unique_dim": _unique,
     "aten::bincount": _bincount,
-    "aten::repeat_interleave": _repeat_interleave,
+    "aten::repeat_interleave": lambda it: _rows((it["repeats"].numel(),), torch.int64),
     "aten::index": _index,
 }
 
 
-def depends_on_values(op: torch._ops.OpOverload, name: str, given: _Arguments) -> bool:
-    """Whether the shapes of the operator's results do. The host waits for such values.
+def decided_by(op: torch._ops.OpOverload, name: str, given: _Arguments) -> list[Tensor]:
+    """The operands whose values decide the shapes of the operator's results. The host waits for such values.
 
     Args:
         given: the arguments by name.
     """
     if name == "aten::index":
-        return any(it is not None and it.dtype in _MASKS for it in given["indices"])
-    if name == "aten::repeat_interleave":
-        return op._overloadname == "Tensor" and given.get("output_size") is None
-    return name in _RESULTS
-
-
-def decided_by(name: str, given: _Arguments) -> list[Tensor]:
-    """The operands whose values decide the shapes."""
-    if name == "aten::index":
         return [it for it in given["indices"] if it is not None and it.dtype in _MASKS]
-    return [given[next(it for it in ("mask", "repeats", "self") if it in given)]]
+    if name == "aten::repeat_interleave":
+        is_unknown = op._overloadname == "Tensor" and given.get("output_size") is None
+        return [given["repeats"]] if is_unknown else []
+    return [given["mask" if "mask" in given else "self"]] if name in _RESULTS else []
 
 
 def result_of(name: str, given: _Arguments) -> Result:
