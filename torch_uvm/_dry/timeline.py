@@ -56,15 +56,11 @@ class Kernel:
 
 
 class Timeline:
-    """The operators of a run, in order.
+    """The operators of a run, in order."""
 
-    Args:
-        progress: called now and then.
-    """
-
-    def __init__(self, progress: Callable[[], object] = lambda: None) -> None:
+    def __init__(self) -> None:
         self.kernels: list[Kernel] = []
-        self.progress = progress
+        self.progress: Callable[[], object] = lambda: None  #: called now and then
         self._host = 0.0
         self._hooks: object = None  # kept, so that no new ones have its address
 
