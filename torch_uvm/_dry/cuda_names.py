@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
 from torch.utils._pytree import tree_map_only
 
-from torch_uvm._dry import meta_kernels, recurrent
+from torch_uvm._dry import meta_kernels
 from torch_uvm._dry.recurrent import RECURRENT, pack, run_recurrent
 from torch_uvm._patches.replace import replace_once
 from torch_uvm._tools.cards import Card
@@ -156,7 +156,6 @@ def answer_for_cuda(card: Card) -> None:
     replace_once(torch.autocast, "__init__", _on_translated)
     replace_once(DeviceContext, "__init__", _on_translated)  # its mode lies below the one of this module
     meta_kernels.register()
-    recurrent.register()
     mode = CudaNames()
     mode.__enter__()  # type: ignore[no-untyped-call]
     replace_once(threading.Thread, "_bootstrap_inner", functools.partial(_within, mode))

@@ -1,4 +1,4 @@
-"""Meta kernels that PyTorch does not have: they give an operator's results their sizes, as on CUDA."""
+"""Meta kernels as on CUDA, where PyTorch has none or others: they give operators' results their sizes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from torch_uvm._dry import recurrent
 
 
 def _ctc_loss(
@@ -33,6 +35,8 @@ _KERNELS = {
     "_ctc_loss.Tensor": _ctc_loss,
     "_ctc_loss_backward": _as_second,
     "_ctc_loss_backward.Tensor": _as_second,
+    "_cudnn_rnn": recurrent.forward,
+    "_cudnn_rnn_backward": recurrent.backward,
     "_dirichlet_grad": _as_first,
     "_sample_dirichlet": _as_first,
     "_standard_gamma_grad": _as_first,

@@ -59,7 +59,7 @@ def flops_of(args: Sequence[Any]) -> int:
     return int(2 * rows * sum(it.numel() for it in args[1] if it.dim() == 2))
 
 
-def _forward(
+def forward(
     given: Tensor,
     weight: list[Tensor],
     stride: int,
@@ -76,6 +76,7 @@ def _forward(
     both: bool,
     *_: Any,
 ) -> tuple[Tensor, ...]:
+    """A meta kernel. PyTorch's own keeps nothing for the backward."""
     directions = 2 if both else 1
     output = given.new_empty((*given.shape[:-1], (projected or width) * directions))
     kept = 0
@@ -86,7 +87,7 @@ def _forward(
     return output, *states, given.new_empty(kept, dtype=torch.uint8), given.new_empty(0)
 
 
-def _backward(
+def backward(
     given: Tensor,
     weight: list[Tensor],
     stride: int,
@@ -95,14 +96,6 @@ def _backward(
     cell: Tensor | None,
     *_: Any,
 ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+    """A meta kernel, which PyTorch does not have."""
     of_cell = given.new_empty(0) if cell is None else torch.empty_like(cell)
     return torch.empty_like(given), torch.empty_like(hidden), of_cell, [torch.empty_like(it) for it in weight]
-
-
-_LIBRARY = torch.library.Library("aten", "IMPL", "Meta")
-
-
-def register() -> None:
-    """Replaces PyTorch's meta kernel, which keeps nothing, and adds that of the backward."""
-    _LIBRARY.impl("_cudnn_rnn", _forward, allow_override=True)
-    _LIBRARY.impl("_cudnn_rnn_backward", _backward, allow_override=True)
