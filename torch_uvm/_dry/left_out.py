@@ -7,6 +7,7 @@ A dry run has none of the values that would be written, and each rank runs by it
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 from collections.abc import Callable
 from types import ModuleType
@@ -69,21 +70,15 @@ def _run_alone(stand_ins: StandIns) -> None:
     if not distributed.is_available():
         return
     plain = distributed.init_process_group
+    signature = inspect.signature(plain)
 
-    def init_process_group(
-        backend: Any = None,
-        init_method: Any = None,
-        timeout: Any = None,
-        world_size: int = -1,
-        rank: int = -1,
-        store: Any = None,
-        *args: Any,
-        **kwargs: Any,
-    ) -> None:
+    def init_process_group(*args: Any, **kwargs: Any) -> None:
         from torch.testing._internal.distributed.fake_pg import FakeStore
 
-        size = world_size if world_size > 0 else int(os.environ.get("WORLD_SIZE", "1"))
-        mine = rank if rank >= 0 else int(os.environ.get("RANK", "0"))
+        given = signature.bind(*args, **kwargs).arguments
+        size, mine = given.get("world_size", -1), given.get("rank", -1)
+        size = size if size > 0 else int(os.environ.get("WORLD_SIZE", "1"))
+        mine = mine if mine >= 0 else int(os.environ.get("RANK", "0"))
         stand_ins.note("process group", f"collectives of {size} ranks exchange nothing")
         plain("fake", world_size=size, rank=mine, store=FakeStore())
 
