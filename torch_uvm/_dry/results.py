@@ -228,12 +228,3 @@ def made(result: Result, make: Callable[[New], Tensor], tensors: Sequence[Tensor
         values = [made(it, make, tensors) for it in result]
         return values if isinstance(result, list) else tuple(values)
     return result
-
-
-def news(result: Result) -> Iterator[New]:
-    """The new tensors among the results."""
-    if isinstance(result, New):
-        yield result
-    elif isinstance(result, (list, tuple)):
-        for it in result:
-            yield from news(it)
