@@ -229,7 +229,7 @@ class DryMode(TorchDispatchMode):
             else:
                 for it in call.written():
                     mark_nominal(it)
-            returned = [info.argument(at, call.args, call.kwargs) for at in info.returned if at is not None]
+            returned = [info.argument(at, call.args, call.kwargs) for at in info.returned]
             return tuple(returned) if len(returned) > 1 else returned[0] if returned else None
         if unknown:
             if not call.virtual:

@@ -77,23 +77,20 @@ class OperatorInfo:
 
     def __init__(self, op: torch._ops.OpOverload) -> None:
         schema = op._schema
-        given = [it.alias_info for it in schema.arguments]
-        returned = [it.alias_info for it in schema.returns]
-        self.is_view = any(it is not None and not it.is_write for it in returned) or op.name() in _UNSAFE
-        self.returns_arguments = all(it is not None and it.is_write for it in returned)
-        self.written = [it is not None and it.is_write for it in given]
-        self.names = [it.name for it in schema.arguments]
-        self.writes_out = any(
-            is_written and it.kwarg_only
-            for is_written, it in zip(self.written, schema.arguments, strict=True)
-        )
+        given, returned = schema.arguments, schema.returns
+        self.is_view = any(it.alias_info and not it.is_write for it in returned) or op.name() in _UNSAFE
+        self.returns_arguments = all(it.is_write for it in returned)
+        self.written = [at for at, it in enumerate(given) if it.is_write]
+        self.names = [it.name for it in given]
+        self.writes_out = any(it.is_out for it in given)
         # An alias set is a letter: by returned value, the argument with the same one.
-        sets = [set(it.before_set) if it else set() for it in given]
+        sets = [it.alias_info.before_set if it.alias_info else set() for it in given]
         self.returned = [
-            next((at for at, names in enumerate(sets) if it is not None and names & it.before_set), None)
+            next(at for at, names in enumerate(sets) if names & it.alias_info.before_set)
             for it in returned
+            if it.alias_info and it.is_write
         ]
-        self.returns_tensors = any("Tensor" in str(it.type) for it in schema.returns)
+        self.returns_tensors = any("Tensor" in str(it.type) for it in returned)
 
     def argument(self, at: int, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """The value of argument number ``at``; None if it is not given."""
@@ -101,9 +98,8 @@ class OperatorInfo:
 
     def written_values(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Iterator[Tensor]:
         """The tensors that the operator writes to."""
-        for at, is_written in enumerate(self.written):
-            if is_written:
-                yield from tensors_of(self.argument(at, args, kwargs))
+        for at in self.written:
+            yield from tensors_of(self.argument(at, args, kwargs))
 
 
 def meta_of(tensor: Tensor) -> Tensor:
