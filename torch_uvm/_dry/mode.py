@@ -251,7 +251,7 @@ class DryMode(TorchDispatchMode):
         def make(new: New) -> Tensor:
             has_values = can_have_values(new.bytes, new.dtype)
             if not has_values and device.type == "cpu":
-                return reserved(new.size, new.stride, new.dtype, new.bytes)
+                return reserved(new)
             tensor = new.make(device)
             if not has_values:
                 plausible.note_uniform(name, tensor)
@@ -279,7 +279,7 @@ class DryMode(TorchDispatchMode):
             key = self._results.key(call.op, call.args, call.kwargs, [])
             new = self._results.of(call.op, call.args, call.kwargs, key)
             if isinstance(new, New) and not can_have_values(new.bytes, new.dtype, LARGE_ON_HOST):
-                return reserved(new.size, new.stride, new.dtype, new.bytes)
+                return reserved(new)
         returned = call.run()
         if creates:
             if can_have_values(returned.untyped_storage().nbytes(), returned.dtype):

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import mmap
 from collections import Counter
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from torch_uvm._dry.results import New
 from torch_uvm._util.frames import place_here
 
 #: Bytes of the largest storage with values.
@@ -53,15 +53,11 @@ def is_computed(tensor: Tensor) -> bool:
     return not hasattr(tensor.untyped_storage(), _STATE) and not is_virtual(tensor)
 
 
-def reserved(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, bytes: int) -> Tensor:
-    """A tensor on the CPU of zeros, marked as virtual. Pages take no memory until they are written.
-
-    Args:
-        bytes: of its storage; at least 1.
-    """
-    memory = mmap.mmap(-1, bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
+def reserved(new: New) -> Tensor:
+    """Such a tensor on the CPU, of zeros, marked as virtual. Pages take no memory until they are written."""
+    memory = mmap.mmap(-1, new.bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
     storage = torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
-    tensor = torch.empty(0, dtype=dtype).set_(storage, 0, tuple(size), tuple(stride))
+    tensor = torch.empty(0, dtype=new.dtype).set_(storage, 0, new.size, new.stride)
     setattr(storage, _STATE, _VIRTUAL)
     return tensor
 
