@@ -234,7 +234,7 @@ class DryMode(TorchDispatchMode):
         if unknown:
             if not call.virtual:
                 return call.run_and_mark()
-            result: Result = unknown_shapes.result_of(name, given)
+            result: Result = unknown_shapes.RESULTS[name](given)
         else:
             result = self._results.of(call.op, call.args, call.kwargs, key)
             most = SMALL if device.type != "cpu" else LARGE_ON_HOST

@@ -20,9 +20,8 @@ def _rows(size: tuple[int, ...], dtype: torch.dtype) -> New:
     return New(size, make_contiguous_strides_for(size), dtype)
 
 
-def _chosen(mask: Tensor, size: tuple[int, ...] | None = None) -> int:
+def _chosen(mask: Tensor) -> int:
     """How many elements of a mask are true: half of one without values. Real numbers are not zero."""
-    mask = mask if size is None else mask.expand(size)
     if is_virtual(mask):
         return mask.numel() // 2 if mask.dtype in _MASKS else mask.numel()
     return int(mask.count_nonzero())
@@ -30,7 +29,7 @@ def _chosen(mask: Tensor, size: tuple[int, ...] | None = None) -> int:
 
 def _masked_select(given: _Arguments) -> Result:
     size = torch.broadcast_shapes(given["self"].shape, given["mask"].shape)
-    return _rows((_chosen(given["mask"], size),), given["self"].dtype)
+    return _rows((_chosen(given["mask"].expand(size)),), given["self"].dtype)
 
 
 def _unique(given: _Arguments) -> Result:
@@ -70,7 +69,8 @@ def _index(given: _Arguments) -> Result:
     return New(tuple(out.shape), tuple(out.stride()), out.dtype)
 
 
-_RESULTS: dict[str, Callable[[_Arguments], Result]] = {
+#: By operator, its result, from the arguments by name.
+RESULTS: dict[str, Callable[[_Arguments], Result]] = {
     "aten::nonzero": lambda it: _rows((_chosen(it["self"]), it["self"].dim()), torch.int64),
     "aten::masked_select": _masked_select,
     "aten::_unique2": _unique,
@@ -93,9 +93,4 @@ def decided_by(op: torch._ops.OpOverload, name: str, given: _Arguments) -> list[
     if name == "aten::repeat_interleave":
         is_unknown = op._overloadname == "Tensor" and given.get("output_size") is None
         return [given["repeats"]] if is_unknown else []
-    return [given["mask" if "mask" in given else "self"]] if name in _RESULTS else []
-
-
-def result_of(name: str, given: _Arguments) -> Result:
-    """The result of such an operator."""
-    return _RESULTS[name](given)
+    return [given["mask" if "mask" in given else "self"]] if name in RESULTS else []
