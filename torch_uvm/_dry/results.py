@@ -146,13 +146,8 @@ class Results:
         return found
 
     def _ask(self, op: torch._ops.OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Result:
-        metas: list[Tensor] = []
-
-        def to_meta(tensor: Tensor) -> Tensor:
-            metas.append(meta_of(tensor))
-            return metas[-1]
-
-        meta_args, meta_kwargs = tree_map_only(Tensor, to_meta, (tuple(args), dict(kwargs)))
+        meta_args, meta_kwargs = tree_map_only(Tensor, meta_of, (tuple(args), dict(kwargs)))
+        metas = tensors_of(meta_args, meta_kwargs)
         if "device" in self.info(op).names:
             meta_kwargs["device"] = torch.device("meta")
         meta_kwargs.pop("pin_memory", None)
