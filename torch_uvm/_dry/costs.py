@@ -26,6 +26,7 @@ class Work:
             no formula.
         dtype: the name of a rate of `Card.flops`.
         serial_us: of steps that wait for each other, whatever the card's rates.
+        launches: how many kernels it has.
     """
 
     kind: str
@@ -33,6 +34,7 @@ class Work:
     flops: int
     bytes: int
     serial_us: float = 0.0
+    launches: int = 1
 
 
 _KINDS = (("attention", "attention"), ("conv", "convolution"), ("cudnn_rnn", "recurrent"))
@@ -94,6 +96,7 @@ def work_of(
     kwargs: Mapping[str, Any],
     results: Any,
     written: Iterable[Tensor],
+    unknown: bool = False,
 ) -> Work:
     """The arithmetic and the traffic of one operator.
 
@@ -102,6 +105,7 @@ def work_of(
 
     Args:
         written: the operands that the operator writes to.
+        unknown: the shape of its result depends on values.
     """
     name = op.name().partition(".")[0]
     flops = _flops(op, args, kwargs, results)
@@ -135,7 +139,9 @@ def work_of(
         flops = flops * (-bytes_of_channels % _CHANNELS + bytes_of_channels) // bytes_of_channels
         if "backward" in name:
             flops = int(flops / _BACKWARD_PART)
-    return Work(kind, _rate_of(kind, operands), flops, int(passes * moved), _serial_us(name, args))
+    rate, serial_us = _rate_of(kind, operands), _serial_us(name, args)
+    launches = _LAUNCHES.get(name, 1) + (_BY_MASK if unknown and name == "aten::index" else 0)
+    return Work(kind, rate, flops, int(passes * moved), serial_us, launches)
 
 
 def _serial_us(name: str, args: tuple[Any, ...]) -> float:
@@ -158,15 +164,6 @@ def precision() -> tuple[str, bool]:
     return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
 
 
-def launches_of(name: str, unknown: bool) -> int:
-    """How many kernels an operator has.
-
-    Args:
-        unknown: the shape of its result depends on values.
-    """
-    return _LAUNCHES.get(name, 1) + (_BY_MASK if unknown and name == "aten::index" else 0)
-
-
 def device_us(work: Work, card: Card) -> float:
     """Microseconds on the device."""
     seconds = work.bytes / (card.memory_rate * card.efficiency.get("memory", 1.0))
@@ -176,7 +173,7 @@ def device_us(work: Work, card: Card) -> float:
         rate *= _PARTS.get(work.kind, 1.0)
         arithmetic = work.flops / (rate * card.efficiency.get(kind, 1.0))
         seconds = seconds + arithmetic if work.kind == "convolution" else max(seconds, arithmetic)
-    return max(seconds * 1e6, work.serial_us) + card.launch_us
+    return max(seconds * 1e6, work.serial_us) + work.launches * card.launch_us
 
 
 def copy_us(work: Work, card: Card, to_host: bool, pinned: bool) -> float:

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from torch_uvm._dry import plausible, unknown_shapes
-from torch_uvm._dry.costs import copy_us, device_us, launches_of, precision, work_of
+from torch_uvm._dry.costs import Work, copy_us, device_us, precision, work_of
 from torch_uvm._dry.cuda_names import translated
 from torch_uvm._dry.results import New, NoResult, OperatorInfo, Result, Results, made
 from torch_uvm._dry.sizes import Sizes
@@ -113,9 +113,9 @@ class DryMode(TorchDispatchMode):
         self.stand_ins = StandIns()
         self.sizes = Sizes()
         self._results = Results()
-        #: What an operator takes on each card, whether it is a convolution, and how many kernels it has, by
-        #: all that this depends on. What a loop repeats is worked out once.
-        self._costs: dict[object, tuple[tuple[float, ...], bool, int]] = {}
+        #: What an operator takes on each card, and does, by all that this depends on. What a loop repeats is
+        #: worked out once.
+        self._costs: dict[object, tuple[tuple[float, ...], Work]] = {}
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -189,23 +189,22 @@ class DryMode(TorchDispatchMode):
         key = (known, to_host, pinned, *precision())
         cost = self._costs.get(key)
         if cost is None:
-            work = work_of(call.op, call.args, call.kwargs, returned, call.written())
-            launches = launches_of(call.name, unknown)
+            work = work_of(call.op, call.args, call.kwargs, returned, call.written(), unknown)
             if is_copy and (to_host or of_host):
                 us = tuple(copy_us(work, it, to_host, pinned) for it in self.cards)
             else:
-                us = tuple(device_us(work, it) + (launches - 1) * it.launch_us for it in self.cards)
-            cost = us, "convolution" in work.kind, launches
+                us = tuple(device_us(work, it) for it in self.cards)
+            cost = us, work
             if known is not None:
                 self._costs[key] = cost
-        us, is_convolution, launches = cost
+        us, work = cost
         self.timeline.kernel(
             us,
             waits=to_host or unknown,
             began_ns=began_ns,
-            is_convolution=is_convolution,
+            is_convolution="convolution" in work.kind,
             listed=len(call.args[0]) if call.args and isinstance(call.args[0], (list, tuple)) else 0,
-            launches=launches,
+            launches=work.launches,
         )
         if to_host and not call.is_computed():
             self.stand_ins.note("copy to the host", "no values")
