@@ -28,6 +28,7 @@ import torch
 from torch.optim.optimizer import (
     Optimizer,
     _default_to_fused_or_foreach,
+    _global_optimizer_pre_hooks,
     register_optimizer_step_pre_hook,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -46,7 +47,6 @@ _NUMBERS = ("state_steps", "mu_products")
 _ON_EACH = ("aten::_foreach_", "aten::_fused_")
 
 _lock = threading.Lock()
-_watching = False
 _on = False
 _automatic: Automatic | None = None  # of "auto"
 _stacks = False  # whether the profile that began last has them
@@ -331,13 +331,11 @@ def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
 
 def _watch() -> None:
     """Replaces the functions. Calling it again does nothing."""
-    global _watching
     with _lock:
-        if _watching:
+        if _before_step in _global_optimizer_pre_hooks.values():
             return
         for name in _FUNCTIONS:
             module = importlib.import_module(f"torch.optim.{name}")
             replace_once(module, name, _deferring)
         replace_once(torch.autograd.profiler.profile, "_start_trace", _profiling)
         register_optimizer_step_pre_hook(_before_step)
-        _watching = True
