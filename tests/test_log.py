@@ -7,6 +7,7 @@ import logging
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -83,18 +84,20 @@ class TestTheEngine:
 
     def test_logs_each_message_once(self) -> None:
         seen = log.StepMessages()
-        assert seen.new(log.Counts(0, 0, 0, 0, 0)) == []
-        counts = log.Counts(observed=5, written_back=1, used_in_place=0, over_budget=1, failures=2)
-        said = seen.new(counts)
+        nothing: dict[str, Any] = {"plan_hits": 0, "plan_misses": 0, "over_budget": 0, "failures": 0}
+        nothing |= {"written_back": {"count": 0}, "used_in_place": {"count": 0}}
+        assert seen.new(nothing) == []
+        stats = nothing | {"plan_misses": 5, "written_back": {"count": 1}, "over_budget": 1, "failures": 2}
+        said = seen.new(stats)
         assert [level for level, _ in said] == [logging.INFO, logging.INFO, logging.WARNING, logging.WARNING]
         for level, message in said:
             if level == logging.WARNING:
                 assert "logged once" in message and ("raise" in message or "lower" in message)
-        assert seen.new(counts._replace(observed=10, over_budget=9)) == []
-        assert [it for _, it in seen.new(counts._replace(observed=10))] == [
+        assert seen.new(stats | {"plan_misses": 10, "over_budget": 9}) == []
+        assert [it for _, it in seen.new(stats | {"plan_hits": 1, "plan_misses": 9})] == [
             "operators are no longer observed: steps repeat and fit the budget"
         ]
-        assert [it for _, it in seen.new(counts._replace(observed=11))] == [
+        assert [it for _, it in seen.new(stats | {"plan_hits": 2, "plan_misses": 9})] == [
             "operators are observed: memory is short, or was until now"
         ]
 

@@ -8,32 +8,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import NamedTuple
+from typing import Any
 
 from torch_uvm import _C
 
 log = logging.getLogger("torch_uvm")
-
-
-class Counts(NamedTuple):
-    """What is compared at the end of each step."""
-
-    observed: int
-    written_back: int
-    used_in_place: int
-    over_budget: int
-    failures: int
-
-    @classmethod
-    def now(cls) -> Counts:
-        stats = _C.residency_stats()
-        return cls(
-            stats["plan_hits"] + stats["plan_misses"],
-            stats["written_back"]["count"],
-            stats["used_in_place"]["count"],
-            stats["over_budget"],
-            stats["failures"],
-        )
 
 
 _WATCHED = "operators are observed: memory is short, or was until now"
@@ -64,16 +43,22 @@ class StepMessages:
         self._observed = 0
         self._watched = False
 
-    def new(self, counts: Counts) -> list[tuple[int, str]]:
-        """Levels and messages for what changed in the counts at the end of a step."""
+    def new(self, stats: dict[str, Any]) -> list[tuple[int, str]]:
+        """Levels and messages for what changed in the engine's statistics at the end of a step."""
+        observed = stats["plan_hits"] + stats["plan_misses"]
         with self._lock:
-            new = [it for key, it in _ONCE.items() if getattr(counts, key) > 0 and key not in self._said]
-            self._said.update(key for key in _ONCE if getattr(counts, key) > 0)
-            watched = counts.observed > self._observed
-            if watched != self._watched and (watched or counts.observed == self._observed):
+            began = [key for key in _ONCE if _count(stats[key]) > 0 and key not in self._said]
+            self._said.update(began)
+            new = [_ONCE[key] for key in began]
+            watched = observed > self._observed
+            if watched != self._watched and (watched or observed == self._observed):
                 new.insert(0, (logging.INFO, _WATCHED if watched else _UNWATCHED))
-            self._observed, self._watched = counts.observed, watched  # smaller after a reset
+            self._observed, self._watched = observed, watched  # smaller after a reset
             return new
+
+
+def _count(figure: Any) -> int:
+    return int(figure["count"] if isinstance(figure, dict) else figure)
 
 
 _messages = StepMessages()
@@ -82,5 +67,5 @@ _messages = StepMessages()
 def step_ended() -> None:
     """Logs what changed since the last step."""
     if log.isEnabledFor(logging.WARNING):
-        for level, message in _messages.new(Counts.now()):
+        for level, message in _messages.new(_C.residency_stats()):
             log.log(level, message)
