@@ -27,19 +27,13 @@ if TYPE_CHECKING:
 
 def upstream_handle(upstream: Allocator | None, what: str) -> _C.Allocator:
     """The allocator to take memory from: `upstream`, or the process's caching allocator."""
-    if upstream is None:
-        check_runtime(what, now=True)
-        return _C.process_allocator()
-    return _checked(upstream, f"{what} upstream").handle
+    return _C.process_allocator() if upstream is None else _checked(upstream, f"{what} upstream").handle
 
 
 def device_of(device: Device | None, what: str) -> torch.device:
     """The home to allocate for; None for the current accelerator."""
     check_runtime(what, now=True)
-    here = accelerator() if device is None else device
-    if here is None:
-        raise ValueError(f"{what} device is None and there is no accelerator; accepted: 'cpu'")
-    return resolve_device(here)
+    return resolve_device(accelerator() if device is None else device)
 
 
 def _checked(allocator: Any, what: str) -> Allocator:
@@ -73,7 +67,8 @@ class Allocator:
     @exact_keywords
     def process(cls) -> Allocator:
         """The process's caching allocator, which all managed memory comes from."""
-        return Allocator(upstream_handle(None, "Allocator.process()"))
+        check_runtime("Allocator.process()", now=True)
+        return Allocator(_C.process_allocator())
 
     @classmethod
     @exact_keywords

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from torch_uvm import _C
-from torch_uvm._allocators.allocator import ScopedAllocator, device_of, upstream_handle
+from torch_uvm._allocators.allocator import ScopedAllocator, device_of
 from torch_uvm._util.arguments import Device, exact_keywords, show
 
 _lock = threading.Lock()
@@ -81,6 +81,6 @@ def allocation_plan(name: str, *, device: Device | None = None) -> AllocationPla
     home = device_of(device, "allocation_plan()")
     with _lock:
         if (name, home) not in _plans:
-            handle = _C.AllocationPlan(upstream_handle(None, "allocation_plan()"), home)
+            handle = _C.AllocationPlan(_C.process_allocator(), home)
             _plans[name, home] = AllocationPlan(handle, name)
         return _plans[name, home]
