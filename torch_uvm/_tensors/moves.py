@@ -6,6 +6,7 @@ bytes. A plain `.to`, `.cpu()` or `Module.to` keeps PyTorch's meaning, a copy.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, TypeVar
 
 import torch
@@ -42,14 +43,6 @@ def _adopt(x: torch.Tensor, device: torch.device) -> bool:
     return not is_recorded(x) and torch._C._get_tracing_state() is None and _C.adopt(x, device)
 
 
-def _copy(
-    x: torch.Tensor, device: Any, dtype: Any, non_blocking: bool, copy: bool, memory_format: Any
-) -> torch.Tensor:
-    return tensor_to.plain_to(
-        x, device, dtype, non_blocking=non_blocking, copy=copy, memory_format=memory_format
-    )
-
-
 def move_or_copy(
     x: torch.Tensor,
     device: torch.device,
@@ -66,6 +59,9 @@ def move_or_copy(
             copy.
     """
     dtype = x.dtype if dtype is None else dtype
+    plainly = functools.partial(
+        tensor_to.plain_to, x, device, dtype, non_blocking=non_blocking, memory_format=memory_format
+    )
     if not _has_bytes_of_its_own(x):
         if managed:
             nested = "a nested tensor" if x.is_nested else "a tensor"
@@ -73,7 +69,7 @@ def move_or_copy(
                 f"managed=True for {nested} of layout {x.layout} on {x.device} ({type(x).__name__}); "
                 f"accepted: strided tensors with memory of their own"
             )
-        return _copy(x, device, dtype, non_blocking, copy, memory_format)
+        return plainly(copy=copy)
     same_bytes = dtype == x.dtype and (
         memory_format == torch.preserve_format or x.is_contiguous(memory_format=memory_format)
     )
@@ -83,10 +79,10 @@ def move_or_copy(
     if not copy and is_recorded(x) and (managed or x.device != device or managed is False):
         refuse_to_record(f"torch_uvm.to(..., {device.type!r}, managed={managed})")
     if managed is None and not is_managed:
-        return _copy(x, device, dtype, non_blocking, copy, memory_format)
+        return plainly(copy=copy)
     if managed is False:
         with disabled():
-            return _copy(x, device, dtype, non_blocking, copy or is_managed, memory_format)
+            return plainly(copy=copy or is_managed)
     if torch._C._get_tracing_state() is not None:
         raise RuntimeError(
             "torch.jit.trace takes no operator with a device among its arguments, as moves and managed "
