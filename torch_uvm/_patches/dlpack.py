@@ -50,11 +50,6 @@ def _check_export(x: torch.Tensor, stream: Any, index: Any, copy: Any, max_versi
         raise BufferError(f"dl_device has the index {show(index)}; there are {count} devices, from 0")
 
 
-def _wait_for_device(x: torch.Tensor) -> None:
-    if x.device.type != "cpu":
-        torch.accelerator.current_stream(x.device).synchronize()
-
-
 def _exporting_managed(plain: Callable[..., Any]) -> Any:
     @functools.wraps(plain)
     def export(
@@ -94,9 +89,9 @@ def _export_managed(x: torch.Tensor, stream: Any, max_version: Any, index: int, 
         given = _C.empty_strided(given.shape, given.stride(), x.dtype, x.device).copy_(x)
     versioned = max_version is not None and max_version[0] >= 1
     capsule = _C.dlpack_export(given, index, versioned, bool(copy))  # may fetch the bytes
-    if stream != -1:
+    if stream != -1 and given.device.type != "cpu":
         # Waiting on the consumer's stream is not enough: the CPU may read managed memory, too.
-        _wait_for_device(given)
+        torch.accelerator.current_stream(given.device).synchronize()
     return capsule
 
 
