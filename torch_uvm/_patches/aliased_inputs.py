@@ -9,7 +9,6 @@ labels of the same bytes, the graph runs as it was recorded, operator by operato
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -17,8 +16,6 @@ import torch
 from torch_uvm import _C
 from torch_uvm._patches.import_hooks import when_imported
 from torch_uvm._patches.replace import replace_once
-
-_MODULE = "torch._dynamo.output_graph"
 
 
 def _checking(plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -40,13 +37,12 @@ def _checking(plain: Callable[..., Any]) -> Callable[..., Any]:
     return call_user_compiler
 
 
-def _watch(module: ModuleType) -> None:
-    replace_once(module.OutputGraph, "call_user_compiler", _checking)
-
-
 def watch_dynamo() -> None:
     """Patches Dynamo once it is imported; called by `import torch_uvm`. Imports nothing.
 
     It cannot wait for the first managed tensor: a graph compiled before must look at its inputs, too.
     """
-    when_imported(_MODULE, _watch)
+    when_imported(
+        "torch._dynamo.output_graph",
+        lambda module: replace_once(module.OutputGraph, "call_user_compiler", _checking),
+    )

@@ -105,10 +105,6 @@ def _in_pieces(plain: Callable[..., Any]) -> Callable[..., Any]:
     return compile_fx
 
 
-def _split_graphs(module: ModuleType) -> None:
-    replace_once(module, "compile_fx", _in_pieces)
-
-
 def _watch_calls(module: ModuleType) -> None:
     replace_once(module.CompiledFxGraph, "__call__", _held)
     replace_once(module.CompiledFxGraph, "post_compile", _noting_constants)
@@ -176,6 +172,6 @@ def watch_graphs() -> None:
     """Patches the classes, Inductor's once Inductor is imported. Imports nothing."""
     when_imported("torch._inductor.output_code", _watch_calls)
     if _C.backend() == "cuda":  # not for the emulated accelerator of a CUDA build
-        when_imported("torch._inductor.compile_fx", _split_graphs)
+        when_imported("torch._inductor.compile_fx", lambda it: replace_once(it, "compile_fx", _in_pieces))
         for name, wrap in _CAPTURES.items():
             replace_once(torch.cuda.CUDAGraph, name, wrap)

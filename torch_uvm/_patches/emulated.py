@@ -1,6 +1,6 @@
 """The emulated accelerator `emu` in parts of PyTorch that list the devices they know.
 
-Each function is called with a module of PyTorch once that module is imported.
+Each part of PyTorch is patched once it is imported.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _GLOO = "gloo"
 
 def watch_modules() -> None:
     """Patches the three modules below once they are imported. Imports nothing."""
-    when_imported("torch._inductor.compile_fx", _refuse_inductor)
+    when_imported("torch._inductor.compile_fx", lambda it: replace_once(it, "compile_fx", _refusing))
     when_imported("torch.distributed.distributed_c10d", _use_gloo)
     when_imported("torch.nn.attention.flex_attention", _accept_in_flex_attention)
 
@@ -49,11 +49,6 @@ def _refusing(plain: Callable[..., Any]) -> Callable[..., Any]:
         return plain(model_, example_inputs_, *args, **kwargs)
 
     return compile_fx
-
-
-def _refuse_inductor(compile_fx: ModuleType) -> None:
-    """Makes Inductor's entry point refuse graphs with tensors of the device."""
-    replace_once(compile_fx, "compile_fx", _refusing)
 
 
 # --- torch.distributed: process groups use gloo, as the CPU's do
