@@ -7,17 +7,13 @@ there before.
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
-import threading
 
 import torch
 
 from torch_uvm import _C
-
-_lock = threading.Lock()
-_expected = False  # whether the allocator is installed, or will be when CUDA is initialised
-
 
 #: Prints the number of GPUs, of those that the environment makes visible.
 _COUNT = """
@@ -39,13 +35,10 @@ def has_gpu() -> bool:
     return int(child.stdout) > 0
 
 
+@functools.cache
 def expect_cuda() -> None:
-    """Installs the allocator: now, or when CUDA is initialised."""
-    global _expected
-    with _lock:
-        if not _expected:
-            torch.cuda._lazy_call(_C.cuda_install)
-            _expected = True
+    """Installs the allocator: now, or when CUDA is initialised. Calling it again does nothing."""
+    torch.cuda._lazy_call(_C.cuda_install)
 
 
 def check_runtime(what: str, now: bool = False) -> None:
