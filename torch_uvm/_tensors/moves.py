@@ -38,11 +38,6 @@ def _becomes_managed(device: torch.device, managed: bool | None) -> bool:
     return managed is True or (managed is None and device.type != "cpu" and _C.is_enabled())
 
 
-def _adopt(x: torch.Tensor, device: torch.device) -> bool:
-    """Makes a tensor in a file's mapping managed where it is, if the devices can address it there."""
-    return not is_recorded(x) and torch._C._get_tracing_state() is None and _C.adopt(x, device)
-
-
 def move_or_copy(
     x: torch.Tensor,
     device: torch.device,
@@ -75,7 +70,8 @@ def move_or_copy(
     )
     is_managed = _C.is_managed(x)
     if not is_managed and not copy and same_bytes and _becomes_managed(device, managed):
-        is_managed = _adopt(x, device)
+        # A tensor in a file's mapping becomes managed where it is, if the devices can address it there.
+        is_managed = not is_recorded(x) and torch._C._get_tracing_state() is None and _C.adopt(x, device)
     if not copy and is_recorded(x) and (managed or x.device != device or managed is False):
         refuse_to_record(f"torch_uvm.to(..., {device.type!r}, managed={managed})")
     if managed is None and not is_managed:
