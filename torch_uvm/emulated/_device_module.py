@@ -152,11 +152,11 @@ def current_stream(device: _Device = None) -> torch.Stream:
 
 
 def default_stream(device: _Device = None) -> torch.Stream:
-    return torch.Stream(stream_id=0, device_index=_index(device), device_type=_device_type())
+    kind = int(torch._C._autograd.DeviceType.PrivateUse1.value)
+    return torch.Stream(stream_id=0, device_index=_index(device), device_type=kind)
 
 
-def set_stream(stream: torch.Stream) -> None:
-    torch.accelerator.set_stream(stream)
+set_stream = torch.accelerator.set_stream
 
 
 def stream(stream: torch.Stream | None) -> AbstractContextManager[Any]:
@@ -167,10 +167,6 @@ def stream(stream: torch.Stream | None) -> AbstractContextManager[Any]:
 def synchronize(device: _Device = None) -> None:
     """Waits for all work on all streams of a device."""
     torch.accelerator.synchronize(_index(device))
-
-
-def _device_type() -> int:
-    return int(torch._C._autograd.DeviceType.PrivateUse1.value)
 
 
 # --- random numbers
