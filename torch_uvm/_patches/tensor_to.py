@@ -28,25 +28,20 @@ _alias = False  # the last enable(moves=)
 
 
 class _Inside(threading.local):
-    module = False
+    module = False  # whether this thread converts the tensors of a module
 
 
-_inside = _Inside()
+inside = _Inside()
 
 
 @contextlib.contextmanager
 def inside_a_module() -> Iterator[None]:
     """Within it, this thread converts the tensors of a module: a move makes a label that is not a view."""
-    before, _inside.module = _inside.module, True
+    before, inside.module = inside.module, True
     try:
         yield
     finally:
-        _inside.module = before
-
-
-def moves_for_module() -> bool:
-    """Whether this thread converts the tensors of a module."""
-    return _inside.module
+        inside.module = before
 
 
 def _parse(x: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:

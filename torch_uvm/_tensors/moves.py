@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from torch_uvm import _C
 from torch_uvm._patches import install, tensor_to
-from torch_uvm._patches.tensor_to import inside_a_module, moves_for_module
+from torch_uvm._patches.tensor_to import inside, inside_a_module
 from torch_uvm._residency.pins import resident
 from torch_uvm._switch.scopes import disabled
 from torch_uvm._util.arguments import Device, check_flag, exact_keywords, resolve_device, show
@@ -91,7 +91,7 @@ def move_or_copy(
         return copied  # type: ignore[no-any-return]
     if x.device == device:
         return x
-    move = _C.move_for_module if moves_for_module() else torch.ops.torch_uvm.move
+    move = _C.move_for_module if inside.module else torch.ops.torch_uvm.move
     try:
         return move(x, device, non_blocking)
     except torch.OutOfMemoryError:
