@@ -5,7 +5,8 @@ Each runs in a process of its own, as the profile is fixed by the first use of t
 
 from __future__ import annotations
 
-from _spawn import Spawn
+import pytest
+from _spawn import Run, Spawn
 
 PROFILES = ("gb10", "gh200")
 PRELUDE = """
@@ -30,6 +31,7 @@ def managed_bytes():
 """
 
 
-def run(spawn: Spawn, profile: str, code: str, **env: str) -> str:
-    environment = {"TORCH_UVM_DEVICE": "emu", "TORCH_UVM_CONF": f"emulated_profile:{profile}", **env}
-    return spawn(PRELUDE + code, env=environment).stdout
+@pytest.fixture(name="on_profile")
+def run_on_profile(spawn: Spawn, profile: str) -> Run:
+    env = {"TORCH_UVM_DEVICE": "emu", "TORCH_UVM_CONF": f"emulated_profile:{profile}"}
+    return spawn.after(PRELUDE, env=env)

@@ -7,9 +7,10 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from _fork_server import Programs
 
@@ -19,6 +20,8 @@ OURS = ("TORCH_UVM", "PYTORCH_ENABLE_UNIFIED_MEMORY")
 # Python 3.12 and later warn of every fork of a process with threads. PyTorch and CUDA always have threads.
 FORK_WARNING = "ignore:This process (pid=:DeprecationWarning"
 DEVICE = "TORCH_UVM_DEVICE"
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def python_path(*folders: Path) -> str:
@@ -101,3 +104,7 @@ class Spawn:
         if check and done.returncode != 0:
             raise AssertionError(f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}")
         return done
+
+    def after(self, prelude: str, **options: Any) -> Run:
+        """A function that runs code after the prelude, with these options unless its call has its own."""
+        return lambda code, **own: self(prelude + textwrap.dedent(code), **{**options, **own})

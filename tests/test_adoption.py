@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from _one_memory import PROFILES, run
-from _spawn import Spawn
+from _one_memory import PROFILES, run_on_profile  # noqa: F401  (the fixture `on_profile`)
+from _spawn import Run
 
 SAVED = """
 torch.manual_seed(0)
@@ -27,10 +27,8 @@ def empty_model():
 
 @pytest.mark.parametrize("profile", PROFILES)
 class TestAdoption:
-    def test_a_state_dict_is_not_held_twice(self, spawn: Spawn, profile: str) -> None:
-        run(
-            spawn,
-            profile,
+    def test_a_state_dict_is_not_held_twice(self, on_profile: Run) -> None:
+        on_profile(
             SAVED
             + """
 del weights
@@ -57,13 +55,11 @@ copied.load_state_dict(torch.load("weights.pt", mmap=True), assign=True)
 before = anonymous()
 torch_uvm.to(copied, "emu", copy=True)
 assert anonymous() - before > total * 3 / 4, (anonymous() - before, total)
-""",
+"""
         )
 
-    def test_training_writes_copies_of_pages_and_not_the_file(self, spawn: Spawn, profile: str) -> None:
-        run(
-            spawn,
-            profile,
+    def test_training_writes_copies_of_pages_and_not_the_file(self, on_profile: Run) -> None:
+        on_profile(
             SAVED
             + """
 torch_uvm.enable()
@@ -79,15 +75,12 @@ again = torch.load("weights.pt", mmap=True)
 assert all(torch.equal(again[key], weights[key]) for key in weights)
 del loaded, optimizer, trained
 gc.collect()
-""",
+"""
         )
 
-    def test_safetensors_and_the_managed_keyword(self, spawn: Spawn, profile: str) -> None:
+    def test_safetensors_and_the_managed_keyword(self, on_profile: Run) -> None:
         pytest.importorskip("safetensors")
-        run(
-            spawn,
-            profile,
-            """
+        on_profile("""
 import safetensors.torch
 weights = {"a": torch.randn(512, 512), "b": torch.randn(300)}
 safetensors.torch.save_file(weights, "weights.safetensors")
@@ -100,15 +93,11 @@ for name, value in weights.items():
         torch.device("cpu"): value.nbytes
     }
 assert managed_bytes() == (0, 0, 0)
-""",
-        )
+""")
 
-    def test_a_model_of_transformers(self, spawn: Spawn, profile: str) -> None:
+    def test_a_model_of_transformers(self, on_profile: Run) -> None:
         pytest.importorskip("transformers")
-        run(
-            spawn,
-            profile,
-            """
+        on_profile("""
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 size = dict(n_layer=2, n_embd=64, n_head=2, vocab_size=100, bos_token_id=1, eos_token_id=2)
 GPT2LMHeadModel(GPT2Config(**size)).save_pretrained("model")
@@ -122,14 +111,10 @@ with torch.no_grad():
     assert [each.data_ptr() for each in model.parameters()] == addresses
     assert managed_bytes()[0] == sum(each.nbytes for each in model.buffers())
     assert torch.equal(model(tokens.to("emu")).logits.cpu(), expected)
-""",
-        )
+""")
 
-    def test_both_labels_share_the_bytes(self, spawn: Spawn, profile: str) -> None:
-        run(
-            spawn,
-            profile,
-            """
+    def test_both_labels_share_the_bytes(self, on_profile: Run) -> None:
+        on_profile("""
 torch.save(torch.arange(4096.0), "one.pt")
 x = torch.load("one.pt", mmap=True)
 y = torch_uvm.to(x, "emu", managed=True)
@@ -151,14 +136,12 @@ except RuntimeError as error:
     assert "resize" in str(error)
 else:
     raise AssertionError("it grew")
-""",
-        )
+""")
 
-    def test_the_mapping_outlives_queued_work(self, spawn: Spawn, profile: str) -> None:
+    def test_the_mapping_outlives_queued_work(self, on_profile: Run, profile: str) -> None:
         """A seeded schedule delays copies out of the mapping; its release waits for them."""
-        run(
-            spawn,
-            f"{profile},emulated_schedule_seed:3",
+        conf = f"emulated_profile:{profile},emulated_schedule_seed:3"
+        on_profile(
             """
 torch.save(torch.arange(float(MiB)), "one.pt")
 targets = [torch_uvm.memory.empty(MiB, device="emu") for _ in range(16)]
@@ -173,13 +156,11 @@ for target in targets:
 assert delayed > 4
 assert all(torch.equal(target.cpu(), torch.arange(float(MiB))) for target in targets)
 """,
+            env={"TORCH_UVM_DEVICE": "emu", "TORCH_UVM_CONF": conf},
         )
 
-    def test_what_is_copied_instead(self, spawn: Spawn, profile: str) -> None:
-        run(
-            spawn,
-            profile,
-            """
+    def test_what_is_copied_instead(self, on_profile: Run) -> None:
+        on_profile("""
 torch.save(torch.arange(4096.0), "one.pt")
 def mapped(): return torch.load("one.pt", mmap=True)
 def copied(x, **how):
@@ -199,14 +180,10 @@ torch_uvm.enable()
 x = mapped()
 y = x.to("emu")  # a plain call copies
 assert torch_uvm.is_managed(y) and y.data_ptr() != x.data_ptr() and not torch_uvm.is_managed(x)
-""",
-        )
+""")
 
-    def test_managed_memory_of_dlpack_is_refused(self, spawn: Spawn, profile: str) -> None:
-        run(
-            spawn,
-            profile,
-            """
+    def test_managed_memory_of_dlpack_is_refused(self, on_profile: Run) -> None:
+        on_profile("""
 torch.save(torch.arange(4096.0), "one.pt")
 y = torch_uvm.to(torch.load("one.pt", mmap=True), "cpu", managed=True)
 assert torch_uvm.is_managed(y)
@@ -217,14 +194,10 @@ except BufferError as error:
 else:
     raise AssertionError("CUDA's managed memory was promised")
 assert y.numpy()[5] == 5
-""",
-        )
+""")
 
-    def test_a_forked_child_reads_and_frees_its_own_mapping(self, spawn: Spawn, profile: str) -> None:
-        run(
-            spawn,
-            profile,
-            """
+    def test_a_forked_child_reads_and_frees_its_own_mapping(self, on_profile: Run) -> None:
+        on_profile("""
 torch.save(torch.arange(4096.0), "one.pt")
 x = torch.load("one.pt", mmap=True)
 y = torch_uvm.to(x, "emu", managed=True)
@@ -236,21 +209,17 @@ if child == 0:
     os._exit(0 if right else 1)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 assert y.sum().item() == 4095 * 2048
-""",
-        )
+""")
 
 
-def test_separate_memories_adopt_nothing(spawn: Spawn) -> None:
-    run(
-        spawn,
-        "h200",
-        """
+@pytest.mark.parametrize("profile", ["h200"])
+def test_separate_memories_adopt_nothing(on_profile: Run) -> None:
+    on_profile("""
 torch.save(torch.arange(4096.0), "one.pt")
 x = torch.load("one.pt", mmap=True)
 y = torch_uvm.to(x, "emu", managed=True)
 assert y.data_ptr() != x.data_ptr() and not torch_uvm.is_managed(x)
-""",
-    )
+""")
 
 
 def test_this_machines_torch_maps_files_privately(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from _spawn import Spawn
+from _spawn import Run, Spawn
 
 import torch_uvm
 from torch_uvm import _C
@@ -94,11 +94,15 @@ def use(device=0):
 """
 
 
+@pytest.fixture(name="look")
+def look_in_a_process(spawn: Spawn) -> Run:
+    return spawn.after(LOOK, env=EMU)
+
+
 class TestPrecedence:
-    def test_without_a_request(self, spawn: Spawn) -> None:
-        spawn(
-            LOOK
-            + """
+    def test_without_a_request(self, look: Run) -> None:
+        look(
+            """
 use()
 assert _C.requested_budget(0) is None and _C.budget(0) is None
 torch_uvm.enable()
@@ -109,27 +113,23 @@ torch_uvm.enable()
 assert _C.requested_budget(0) == "none"
 with torch_uvm.enabled():
     assert _C.requested_budget(0) == "none" and _C.budget(0) is None
-""",
-            env=EMU,
+"""
         )
 
-    def test_a_scope_requests_the_default(self, spawn: Spawn) -> None:
-        spawn(
-            LOOK
-            + """
+    def test_a_scope_requests_the_default(self, look: Run) -> None:
+        look(
+            """
 with torch_uvm.disabled():
     assert _C.requested_budget(0) is None
 with torch_uvm.enabled():
     assert _C.requested_budget(0) == "auto"
-""",
-            env=EMU,
+"""
         )
 
     @pytest.mark.parametrize("switch", ["0", "1"])
-    def test_that_of_the_environment_holds_until_another_request(self, spawn: Spawn, switch: str) -> None:
-        spawn(
-            LOOK
-            + """
+    def test_that_of_the_environment_holds_until_another_request(self, look: Run, switch: str) -> None:
+        look(
+            """
 assert _C.requested_budget(0) == "8MiB"
 use()
 assert _C.budget(0) == 8 * MIB
@@ -147,10 +147,9 @@ assert _C.requested_budget(0) == "none" and _C.budget(0) is None
             env={**EMU, "TORCH_UVM_CONF": "budget:8MiB", "TORCH_UVM": switch},
         )
 
-    def test_of_single_devices(self, spawn: Spawn) -> None:
-        spawn(
-            LOOK
-            + """
+    def test_of_single_devices(self, look: Run) -> None:
+        look(
+            """
 torch_uvm.set_budget("8MiB", device=1)
 use(0), use(1), use(2)
 assert [_C.budget(i) for i in range(3)] == [None, 8 * MIB, None]
@@ -165,10 +164,9 @@ assert [_C.budget(i) for i in range(3)] == [4 * MIB] * 3
             env={**EMU, "TORCH_UVM_CONF": "emulated_devices:3,emulated_memory:64MiB"},
         )
 
-    def test_unused_devices_are_not_initialised(self, spawn: Spawn) -> None:
-        spawn(
-            LOOK
-            + """
+    def test_unused_devices_are_not_initialised(self, look: Run) -> None:
+        look(
+            """
 torch_uvm.set_budget("50%")
 assert _C.budget(0) is None and not _C.in_use()
 torch_uvm.emulated.configure(devices=2, memory="32MiB")
@@ -178,14 +176,12 @@ use(1)
 assert _C.budget(1) == 16 * MIB
 torch_uvm.set_budget("1GiB")
 assert _C.budget(0) == 32 * MIB  # capped by the device's memory
-""",
-            env=EMU,
+"""
         )
 
-    def test_auto_is_the_free_memory_minus_a_reserve(self, spawn: Spawn) -> None:
-        spawn(
-            LOOK
-            + """
+    def test_auto_is_the_free_memory_minus_a_reserve(self, look: Run) -> None:
+        look(
+            """
 plain = torch.ones(4, MIB, device="emu:0")  # 16 MiB that are not managed
 torch_uvm.enable()
 torch.ones(4, device="emu:0")
@@ -259,10 +255,9 @@ class TestWhatIsInForce:
         torch_uvm.set_host_limit(None)
         assert torch_uvm.memory.get_host_limit() is None
 
-    def test_budgets(self, spawn: Spawn) -> None:
-        spawn(
-            LOOK
-            + """
+    def test_budgets(self, look: Run) -> None:
+        look(
+            """
 assert torch_uvm.get_budget() is None
 torch_uvm.set_budget("8MiB", device=1)
 assert [torch_uvm.get_budget(i) for i in (None, 0, 1, "emu:1")] == [None, None, 8 * MIB, 8 * MIB]
@@ -282,38 +277,27 @@ assert torch_uvm.get_budget(1) is None
             env={**EMU, "TORCH_UVM_CONF": "emulated_devices:2,emulated_memory:64MiB"},
         )
 
-    @pytest.mark.parametrize("first", [True, False], ids=["before", "after the first allocation"])
-    def test_a_budget_above_the_devices_memory_is_logged(self, spawn: Spawn, first: bool) -> None:
-        spawn(
-            LOOK
-            + f"""
+    @pytest.mark.parametrize(
+        "before",
+        ["pass", "use(); torch_uvm.set_budget('64MiB'); use()"],
+        ids=["before", "after the first allocation"],
+    )
+    def test_a_budget_above_the_devices_memory_is_logged(self, look: Run, before: str) -> None:
+        look(
+            f"""
 import warnings
 with warnings.catch_warnings(record=True) as said:
     warnings.simplefilter("always")
-    {"use()" if not first else "pass"}
-    torch_uvm.set_budget("64MiB")
-    use()
+    {before}
     assert said == [], said[0].message
     torch_uvm.set_budget("300MiB")
-    use()
+    torch_uvm.enable()
+    x = torch.ones(4, device="emu")
 (only,) = said
 assert only.category is UserWarning
 assert "the budget of device 0 is 64.00 MiB" in str(only.message), only.message
 assert "300.00 MiB were asked for" in str(only.message), only.message
 assert torch_uvm.get_budget() == 64 * MIB
-"""
-            if not first
-            else LOOK
-            + """
-import warnings
-torch_uvm.set_budget("300MiB")
-with warnings.catch_warnings(record=True) as said:
-    warnings.simplefilter("always")
-    torch_uvm.enable()
-    x = torch.ones(4, device="emu")
-(only,) = said
-assert "the budget of device 0 is 64.00 MiB" in str(only.message), only.message
-assert "300.00 MiB were asked for" in str(only.message), only.message
 """,
             env={**EMU, "TORCH_UVM_CONF": "emulated_memory:64MiB"},
         )

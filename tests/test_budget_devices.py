@@ -3,11 +3,8 @@ bit."""
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Callable
-
 import pytest
-from _spawn import Spawn
+from _spawn import Run, Spawn
 
 PRELUDE = """
 import gc, sys
@@ -82,15 +79,11 @@ def check(program, *shares, elsewhere=0):
     assert figures["written_back"]["bytes"] > 0
     return figures
 """
-Run = Callable[[str], None]
 
 
 @pytest.fixture
 def on_two(spawn: Spawn) -> Run:
-    def run(code: str) -> None:
-        spawn(PRELUDE + textwrap.dedent(code), env={"TORCH_UVM_DEVICE": "emu"}, timeout=120)
-
-    return run
+    return spawn.after(PRELUDE, env={"TORCH_UVM_DEVICE": "emu"}, timeout=120)
 
 
 @pytest.mark.parametrize("shares", [(0.6, 0.6), (0.5, None), (None, 0.5), (0.45, 0.8)])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from _spawn import Spawn
+import pytest
+from _spawn import Run, Spawn
 
 START = """
 import time
@@ -25,19 +26,18 @@ def use_until(condition):
 def free_memory():
     return _C.device_properties(0)["free_memory"]
 """
+ENV = {"TORCH_UVM_DEVICE": "emu", "TORCH_UVM_CONF": "emulated_memory:64MiB,segment_min:none"}
 AUTO = START + 'torch_uvm.enable(budget="auto"); torch.ones(4, device="emu")\n'
 
 
-def run(spawn: Spawn, code: str) -> None:
-    spawn(code, env={"TORCH_UVM_DEVICE": "emu", "TORCH_UVM_CONF": "emulated_memory:64MiB,segment_min:none"})
+@pytest.fixture(name="auto")
+def run_with_the_automatic_budget(spawn: Spawn) -> Run:
+    return spawn.after(AUTO, env=ENV)
 
 
-def test_other_memory_makes_it_smaller(spawn: Spawn) -> None:
+def test_other_memory_makes_it_smaller(auto: Run) -> None:
     """It is looked at where memory is allocated, a few times a second."""
-    run(
-        spawn,
-        AUTO
-        + """
+    auto("""
 assert torch_uvm.get_budget() == 60 * MIB
 taken = plain(24)
 use_until(lambda: torch_uvm.get_budget() < 60 * MIB)
@@ -45,42 +45,30 @@ assert torch_uvm.get_budget() == (64 - 24 - 4) * MIB, torch_uvm.get_budget()
 kept = fill(20)
 assert _C.managed_bytes() <= 36 * MIB
 check(kept)
-""",
-    )
+""")
 
 
-def test_what_is_allocated_makes_room(spawn: Spawn) -> None:
-    run(
-        spawn,
-        AUTO
-        + """
+def test_what_is_allocated_makes_room(auto: Run) -> None:
+    auto("""
 kept = fill(24)
 check(kept)
 taken = plain(24)  # the driver makes room by eviction, and brings back what is used
 use_until(lambda: check(kept) is None and free_memory() >= 2 * MIB and torch_uvm.get_budget() <= 42 * MIB)
 check(kept)
-""",
-    )
+""")
 
 
-def test_small_changes_are_left_to_the_reserve(spawn: Spawn) -> None:
-    run(
-        spawn,
-        AUTO
-        + """
+def test_small_changes_are_left_to_the_reserve(auto: Run) -> None:
+    auto("""
 taken = plain(0.5)  # a segment of 2 MiB, which is half of the reserve
 for count in (0, 14):
     kept = fill(count)
     assert not _C.fit_automatic_budget(0, 0) and torch_uvm.get_budget() == 60 * MIB
-""",
-    )
+""")
 
 
-def test_it_grows_again(spawn: Spawn) -> None:
-    run(
-        spawn,
-        AUTO
-        + """
+def test_it_grows_again(auto: Run) -> None:
+    auto("""
 taken = [plain(16), plain(0.5)]
 _C.fit_automatic_budget(0, 0)
 assert torch_uvm.get_budget() == 42 * MIB, torch_uvm.get_budget()
@@ -90,16 +78,12 @@ assert not _C.fit_automatic_budget(0, 0) and torch_uvm.get_budget() == 42 * MIB 
 del taken
 torch.emu.empty_cache()
 assert not _C.fit_automatic_budget(0, 0) and torch_uvm.get_budget() == 60 * MIB
-""",
-    )
+""")
 
 
-def test_an_allocation_that_fails_gets_room(spawn: Spawn) -> None:
+def test_an_allocation_that_fails_gets_room(auto: Run) -> None:
     """The emulated driver evicts managed memory for other memory, so a call is made to fail."""
-    run(
-        spawn,
-        AUTO
-        + """
+    auto("""
 kept = fill(24)
 check(kept)
 for call in (1, 2):  # the allocator of plain memory itself tries twice
@@ -108,13 +92,11 @@ taken = plain(40)
 assert _C.emu_clear_failures() == 0
 assert torch_uvm.get_budget() == (64 - 40 - 4) * MIB, torch_uvm.get_budget()
 check(kept)
-""",
-    )
+""")
 
 
 def test_a_budget_that_was_asked_for_stays(spawn: Spawn) -> None:
-    run(
-        spawn,
+    spawn(
         START
         + """
 torch_uvm.enable(budget="40MiB")
@@ -131,15 +113,13 @@ else:
 assert torch_uvm.get_budget() == 40 * MIB
 check(kept)
 """,
+        env=ENV,
     )
 
 
-def test_from_many_threads(spawn: Spawn) -> None:
+def test_from_many_threads(auto: Run) -> None:
     """Threads that fit the budget, allocate, and request budgets do not wait for each other."""
-    run(
-        spawn,
-        AUTO
-        + """
+    auto("""
 import threading
 stop = threading.Event()
 def fit():
@@ -163,5 +143,4 @@ finally:
     for each in others:
         each.join()
 assert _C.check_residency() is None
-""",
-    )
+""")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from _spawn import Spawn
+from _spawn import Run, Spawn
 
 import torch_uvm
 
@@ -26,15 +26,18 @@ def fill(count):
 """
 
 
-def run(spawn: Spawn, code: str, conf: str = "emulated_memory:64MiB") -> None:
-    spawn(START + code, env={"TORCH_UVM_DEVICE": "emu", "TORCH_UVM_CONF": conf})
+def on(conf: str) -> dict[str, str]:
+    return {"TORCH_UVM_DEVICE": "emu", "TORCH_UVM_CONF": conf}
+
+
+@pytest.fixture(name="run")
+def run_on_a_small_device(spawn: Spawn) -> Run:
+    return spawn.after(START, env=on("emulated_memory:64MiB"))
 
 
 class TestBesideALimit:
-    def test_a_budget_is_at_most_the_limit_whichever_comes_first(self, spawn: Spawn) -> None:
-        run(
-            spawn,
-            """
+    def test_a_budget_is_at_most_the_limit_whichever_comes_first(self, run: Run) -> None:
+        run("""
 torch_uvm.set_budget("48MiB")
 assert torch_uvm.get_budget() == 48 * MIB
 torch_uvm.set_limit("40MiB")
@@ -54,13 +57,10 @@ assert "36.00 MiB" in cut and "75% were asked for" in cut and torch_uvm.get_budg
 assert said(lambda: torch_uvm.set_budget("auto")) == [] and torch_uvm.get_budget() == 36 * MIB
 torch_uvm.set_limit(None)
 assert torch_uvm.get_budget() == 60 * MIB
-""",
-        )
+""")
 
-    def test_a_lower_limit_evicts(self, spawn: Spawn) -> None:
-        run(
-            spawn,
-            """
+    def test_a_lower_limit_evicts(self, run: Run) -> None:
+        run("""
 torch_uvm.set_budget("48MiB")
 kept = fill(11)
 assert _C.managed_bytes() > 40 * MIB
@@ -69,12 +69,10 @@ assert _C.managed_bytes() <= 24 * MIB, _C.managed_bytes()
 assert [each.sum().item() / MIB for each in kept] == list(range(11))
 kept += fill(4)
 assert torch_uvm.memory.memory_stats()["num_ooms"] == 0 and _C.managed_bytes() <= 24 * MIB
-""",
-        )
+""")
 
-    def test_budgets_together_above_the_limit_are_reduced_in_proportion(self, spawn: Spawn) -> None:
+    def test_budgets_together_above_the_limit_are_reduced_in_proportion(self, run: Run) -> None:
         run(
-            spawn,
             """
 torch_uvm.set_budget("48MiB", device=0)
 torch_uvm.set_budget("24MiB", device=1)
@@ -90,13 +88,11 @@ torch_uvm.set_limit("36MiB")
 torch_uvm.set_budget(None, device=1)
 assert [torch_uvm.get_budget(i) for i in range(2)] == [36 * MIB, None]
 """,
-            "emulated_memory:64MiB,emulated_devices:2",
+            env=on("emulated_memory:64MiB,emulated_devices:2"),
         )
 
-    def test_memory_of_the_host_takes_its_part_from_the_budget(self, spawn: Spawn) -> None:
-        run(
-            spawn,
-            """
+    def test_memory_of_the_host_takes_its_part_from_the_budget(self, run: Run) -> None:
+        run("""
 torch_uvm.set_budget("60MiB")
 torch_uvm.set_limit("32MiB")
 kept = fill(10)
@@ -110,13 +106,10 @@ except torch.OutOfMemoryError as error:
     assert "limit" in str(error)
 else:
     raise AssertionError("44 MiB in 32")
-""",
-        )
+""")
 
-    def test_a_failed_change_of_the_limit_changes_nothing(self, spawn: Spawn) -> None:
-        run(
-            spawn,
-            """
+    def test_a_failed_change_of_the_limit_changes_nothing(self, run: Run) -> None:
+        run("""
 torch_uvm.set_limit("40MiB")
 torch_uvm.set_budget("48MiB")
 try:
@@ -124,8 +117,7 @@ try:
 except ValueError:
     pass
 assert torch_uvm.memory.get_limit() == torch_uvm.get_budget() == 40 * MIB
-""",
-        )
+""")
 
 
 class TestNone:
@@ -140,43 +132,34 @@ class TestNone:
         torch_uvm.set_host_limit("auto")
 
     @pytest.mark.parametrize("budget", ["None", "'none'"])
-    def test_a_device_without_a_budget_warns_once(self, spawn: Spawn, budget: str) -> None:
-        run(
-            spawn,
-            f"""
+    def test_a_device_without_a_budget_warns_once(self, run: Run, budget: str) -> None:
+        run(f"""
 assert said(lambda: torch_uvm.enable(budget={budget})) == []  # it has no effect yet
 (only,) = said(use)
 assert "device 0 has no budget: the driver moves pages by faults" in only
 assert said(lambda: torch_uvm.set_budget({budget})) == [] == said(use)
-""",
-        )
+""")
 
-    def test_a_device_that_loses_its_budget_warns(self, spawn: Spawn) -> None:
-        run(
-            spawn,
-            """
+    def test_a_device_that_loses_its_budget_warns(self, run: Run) -> None:
+        run("""
 torch_uvm.enable()
 assert said(use) == []
 (only,) = said(lambda: torch_uvm.set_budget("none"))
 assert "no budget" in only and torch_uvm.get_budget() is None
-""",
-        )
+""")
 
-    def test_nothing_was_asked_for_and_one_memory_are_no_reasons(self, spawn: Spawn) -> None:
-        run(spawn, 'assert said(lambda: torch_uvm.memory.ones(4, device="emu")) == []')
+    def test_nothing_was_asked_for_and_one_memory_are_no_reasons(self, run: Run) -> None:
+        run('assert said(lambda: torch_uvm.memory.ones(4, device="emu")) == []')
         run(
-            spawn,
             "torch_uvm.enable(budget=None); assert said(use) == []",
-            "emulated_profile:gb10,emulated_memory:64MiB",
+            env=on("emulated_profile:gb10,emulated_memory:64MiB"),
         )
 
 
 class TestHostLimit:
-    def test_keeps_a_reserve_by_default(self, spawn: Spawn) -> None:
+    def test_keeps_a_reserve_by_default(self, run: Run) -> None:
         """It is computed when a budget takes effect, and again when asked for."""
-        run(
-            spawn,
-            """
+        run("""
 def expected():
     available = _C.host_memory_available()
     with open("/proc/meminfo") as lines:
@@ -196,14 +179,11 @@ torch_uvm.set_host_limit("none")
 assert torch_uvm.memory.get_host_limit() is None
 torch_uvm.set_host_limit("auto")
 assert abs(torch_uvm.memory.get_host_limit() - expected()[1]) < 1 << 30
-""",
-        )
+""")
 
-    def test_is_enforced(self, spawn: Spawn) -> None:
+    def test_is_enforced(self, run: Run) -> None:
         """The engine has the figure that is shown."""
-        run(
-            spawn,
-            """
+        run("""
 torch_uvm.set_budget("16MiB")
 kept = fill(8)
 _C.set_option("host_limit", "20MiB")
@@ -215,8 +195,7 @@ except torch.OutOfMemoryError as error:
 _C.set_option("host_limit", "auto")
 assert torch_uvm.memory.get_host_limit() > 1 << 28
 kept += fill(20 - len(kept))
-""",
-        )
+""")
 
 
 def test_the_words_are_in_the_messages() -> None:

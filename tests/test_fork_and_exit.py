@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from _spawn import Spawn
+from _spawn import Run, Spawn
 
 PRELUDE = """
 import os, sys, threading
@@ -23,6 +23,11 @@ def in_child(body):
         os._exit(0)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 """
+
+
+@pytest.fixture(name="run")
+def run_after_the_prelude(spawn: Spawn) -> Run:
+    return spawn.after(PRELUDE)
 
 
 class TestExit:
@@ -53,16 +58,15 @@ class TestExit:
             "open-scope",
         ],
     )
-    def test_with_live_objects(self, spawn: Spawn, alive: str) -> None:
-        done = spawn(PRELUDE + alive, env={"TORCH_UVM_DEVICE": "emu"})
+    def test_with_live_objects(self, run: Run, alive: str) -> None:
+        done = run(alive, env={"TORCH_UVM_DEVICE": "emu"})
         assert (done.returncode, done.stderr) == (0, "")
 
-    def test_while_a_thread_allocates(self, spawn: Spawn) -> None:
+    def test_while_a_thread_allocates(self, run: Run) -> None:
         """Not a daemon thread: the interpreter kills those during a call, which aborts PyTorch on any
         device."""
-        done = spawn(
-            PRELUDE
-            + """
+        done = run(
+            """
 def work():
     for _ in range(2000):
         torch.ones(1000, device="emu").sum()
@@ -74,19 +78,18 @@ for _ in range(3):
         )
         assert (done.returncode, done.stderr) == (0, "")
 
-    def test_with_delayed_work(self, spawn: Spawn) -> None:
+    def test_with_delayed_work(self, run: Run) -> None:
         env = {"TORCH_UVM_DEVICE": "emu", "TORCH_UVM_CONF": "emulated_schedule_seed:1"}
         code = "x = torch.ones(1 << 20).pin_memory(); y = [x.to('emu', non_blocking=True) for _ in range(8)]"
-        done = spawn(PRELUDE + code, env=env)
+        done = run(code, env=env)
         assert (done.returncode, done.stderr) == (0, "")
 
 
 class TestFork:
-    def test_child_reads_the_parents_host_tensors(self, spawn: Spawn) -> None:
+    def test_child_reads_the_parents_host_tensors(self, run: Run) -> None:
         """64 MiB made under the host's label and 64 MiB moved there. The child's copy is copy-on-write."""
-        done = spawn(
-            PRELUDE
-            + """
+        done = run(
+            """
 count = 16 << 20
 host = torch_uvm.memory.full((count,), 3.0, device="cpu")
 device = torch.full((count,), 4.0, device="emu")
@@ -109,11 +112,9 @@ assert host[0].item() == 3.0 and moved[-1].item() == 4.0 and device.sum().item()
         )
         assert done.stderr == ""
 
-    def test_child_reads_cpu_labels_of_moved_tensors(self, spawn: Spawn) -> None:
+    def test_child_reads_cpu_labels_of_moved_tensors(self, run: Run) -> None:
         """The CPU label still exists, and so do its bytes."""
-        spawn(
-            PRELUDE
-            + """
+        run("""
 host = torch_uvm.memory.full((1 << 20,), 3.0, device="cpu")
 device = torch_uvm.to(host, "emu")
 device += 1
@@ -123,8 +124,7 @@ def body():
     assert host.sum().item() == 4.0 * (1 << 20)
 
 assert in_child(body) == 0
-"""
-        )
+""")
 
     @pytest.mark.parametrize(
         "touch",
@@ -148,11 +148,9 @@ assert in_child(body) == 0
             "lstm(x[:8].view(1, 1, 8))",
         ],
     )
-    def test_child_is_refused_the_devices_bytes_by_name(self, spawn: Spawn, touch: str) -> None:
+    def test_child_is_refused_the_devices_bytes_by_name(self, run: Run, touch: str) -> None:
         """The bytes are not mapped in the child: an access that was not refused would die of a signal."""
-        spawn(
-            PRELUDE
-            + f"""
+        run(f"""
 import copy, pickle
 x = torch.ones(1 << 20, device="emu")
 host = torch_uvm.memory.ones(1 << 20, device="cpu")
@@ -168,26 +166,20 @@ def body():
 
 assert in_child(body) == 0
 assert x.sum().item() == 1 << 20
-"""
-        )
+""")
 
-    def test_child_makes_views_of_device_tensors(self, spawn: Spawn) -> None:
-        spawn(
-            PRELUDE
-            + """
+    def test_child_makes_views_of_device_tensors(self, run: Run) -> None:
+        run("""
 x = torch.ones(1 << 20, device="emu")
 
 def body():
     assert x[3:].view(-1, 1).shape == ((1 << 20) - 3, 1) and torch_uvm.is_managed(x[5])
 
 assert in_child(body) == 0
-"""
-        )
+""")
 
-    def test_child_allocates_ordinary_memory_on_the_host_only(self, spawn: Spawn) -> None:
-        spawn(
-            PRELUDE
-            + """
+    def test_child_allocates_ordinary_memory_on_the_host_only(self, run: Run) -> None:
+        run("""
 x = torch.ones(16 << 20, device="emu")
 before = torch_uvm.memory.memory_stats()
 
@@ -204,13 +196,10 @@ def body():
 assert in_child(body) == 0
 assert torch_uvm.memory.memory_stats() == before
 torch.ones(8, device="emu")
-"""
-        )
+""")
 
-    def test_child_frees_inherited_tensors(self, spawn: Spawn) -> None:
-        spawn(
-            PRELUDE
-            + """
+    def test_child_frees_inherited_tensors(self, run: Run) -> None:
+        run("""
 tensors = [torch.full((1 << 20,), float(i), device="emu") for i in range(16)]
 host = [torch_uvm.memory.full((1 << 20,), float(i), device="cpu") for i in range(16)]
 
@@ -222,13 +211,10 @@ def body():
 assert in_child(body) == 0
 assert [t[0].item() for t in tensors] == list(range(16))
 assert [t[0].item() for t in host] == list(range(16))
-"""
-        )
+""")
 
-    def test_child_of_a_child(self, spawn: Spawn) -> None:
-        spawn(
-            PRELUDE
-            + """
+    def test_child_of_a_child(self, run: Run) -> None:
+        run("""
 host = torch_uvm.memory.full((1 << 20,), 3.0, device="cpu")
 
 def inner():
@@ -242,14 +228,11 @@ def body():
 
 assert in_child(body) == 0
 assert host[-1].item() == 3.0
-"""
-        )
+""")
 
-    def test_while_other_threads_allocate(self, spawn: Spawn) -> None:
+    def test_while_other_threads_allocate(self, run: Run) -> None:
         """No child inherits a lock that another thread holds."""
-        spawn(
-            PRELUDE
-            + """
+        run("""
 stop = threading.Event()
 
 def work():
@@ -277,14 +260,11 @@ stop.set()
 for thread in threads:
     thread.join()
 assert statuses == [0] * 40, statuses
-"""
-        )
+""")
 
-    def test_twenty_forks_do_not_grow_the_parent(self, spawn: Spawn) -> None:
+    def test_twenty_forks_do_not_grow_the_parent(self, run: Run) -> None:
         """Each child gets a copy of 32 MiB. The parent keeps none of the copies."""
-        spawn(
-            PRELUDE
-            + """
+        run("""
 data = torch_uvm.memory.ones(8 << 20, device="cpu")
 
 def virtual():
@@ -298,14 +278,12 @@ before = virtual()
 for _ in range(20):
     assert in_child(body) == 0
 assert virtual() - before < 32 << 20, (before, virtual())
-"""
-        )
+""")
 
-    def test_delayed_work_of_the_parent_runs_in_the_parent(self, spawn: Spawn) -> None:
+    def test_delayed_work_of_the_parent_runs_in_the_parent(self, run: Run) -> None:
         """A pending copy completes in the parent. The child sees the bytes from before the copy."""
-        spawn(
-            PRELUDE
-            + """
+        run(
+            """
 device = torch.full((1 << 20,), 7.0, device="emu")
 host = torch_uvm.memory.full((1 << 20,), 3.0, device="cpu")
 host.copy_(device, non_blocking=True)
@@ -320,10 +298,8 @@ assert host.sum().item() == 7.0 * (1 << 20)
             env={"TORCH_UVM_CONF": "emulated_schedule_seed:3"},
         )
 
-    def test_other_programs_start(self, spawn: Spawn) -> None:
-        spawn(
-            PRELUDE
-            + """
+    def test_other_programs_start(self, run: Run) -> None:
+        run("""
 import subprocess
 data = torch_uvm.memory.ones(8 << 20, device="cpu")
 for preexec in (None, lambda: None):  # vfork, fork
@@ -332,16 +308,13 @@ for preexec in (None, lambda: None):  # vfork, fork
     assert (done.returncode, done.stdout, done.stderr) == (0, "42\\n", ""), done
 assert os.system("true") == 0
 assert data.sum().item() == 8 << 20
-"""
-        )
+""")
 
 
 class TestDataLoader:
-    def test_two_forked_workers_read_a_managed_dataset(self, spawn: Spawn) -> None:
+    def test_two_forked_workers_read_a_managed_dataset(self, run: Run) -> None:
         """64 MiB, half of them moved from the device. Workers allocate ordinary memory."""
-        spawn(
-            PRELUDE
-            + """
+        run("""
 from torch.utils.data import DataLoader, Dataset
 rows, columns = 64, 1 << 17
 
@@ -375,13 +348,10 @@ for number, (a, b, pids) in enumerate(loader):
     workers.update(pids.tolist())
 assert number == 7 and len(workers) == 2 and os.getpid() not in workers
 assert alive.sum().item() == 16 << 20
-"""
-        )
+""")
 
-    def test_dataset_under_the_devices_label_fails_by_name(self, spawn: Spawn) -> None:
-        spawn(
-            PRELUDE
-            + """
+    def test_dataset_under_the_devices_label_fails_by_name(self, run: Run) -> None:
+        run("""
 from torch.utils.data import DataLoader, TensorDataset
 data = torch.ones(64, 1 << 10, device="emu")
 loader = DataLoader(TensorDataset(data), batch_size=8, num_workers=1, multiprocessing_context="fork")
@@ -391,5 +361,4 @@ except RuntimeError as error:
     assert "forked process" in str(error) and "DataLoader worker" in str(error), error
 else:
     raise AssertionError("the worker had the device")
-"""
-        )
+""")

@@ -16,11 +16,16 @@ from _host_tensors import (
     host_tensors_on,  # noqa: F401  (every test has it)
 )
 from _models import train
-from _spawn import Spawn
+from _spawn import Run, Spawn
 from torch import nn
 
 import torch_uvm
 from torch_uvm import _C
+
+
+@pytest.fixture(name="run")
+def run_after_the_prelude(spawn: Spawn) -> Run:
+    return spawn.after(PRELUDE)
 
 
 class TestRunningOut:
@@ -40,15 +45,12 @@ class TestRunningOut:
         torch_uvm.set_limit(before)
         assert torch_uvm.is_managed(torch.ones(16 * MIB))
 
-    def test_the_warning_names_the_limit(self, spawn: Spawn) -> None:
-        done = spawn(
-            PRELUDE
-            + """
+    def test_the_warning_names_the_limit(self, run: Run) -> None:
+        done = run("""
 torch_uvm.set_limit("32MiB")
 tensors = [torch.ones(4 << 20) for _ in range(6)]
 print([torch_uvm.is_managed(x) for x in tensors])
-"""
-        )
+""")
         assert done.stdout.split() == ["[True,", "True,", "False,", "False,", "False,", "False]"]
         assert done.stderr.count("ordinary memory") == 1
         assert "limit" in done.stderr and "32" in done.stderr
@@ -148,14 +150,12 @@ class TestProcesses:
         ],
         ids=["one", "moved", "in-modules", "switched-off", "graph", "pending-copy"],
     )
-    def test_exit_with_live_ones(self, spawn: Spawn, alive: str) -> None:
-        done = spawn(PRELUDE + alive, env={"TORCH_UVM_DEVICE": "emu"})
+    def test_exit_with_live_ones(self, run: Run, alive: str) -> None:
+        done = run(alive, env={"TORCH_UVM_DEVICE": "emu"})
         assert (done.returncode, done.stderr) == (0, "")
 
-    def test_forked_children_read_them_and_make_ordinary_ones(self, spawn: Spawn) -> None:
-        spawn(
-            PRELUDE
-            + """
+    def test_forked_children_read_them_and_make_ordinary_ones(self, run: Run) -> None:
+        run("""
 data = torch.arange(1 << 22)
 moved = torch_uvm.to(torch.arange(1 << 20), "emu")
 
@@ -178,13 +178,10 @@ if child == 0:
     os._exit(0)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 assert torch.equal(data, torch.arange(1 << 22)) and torch_uvm.is_managed(data * 2)
-"""
-        )
+""")
 
-    def test_forked_data_loader_workers(self, spawn: Spawn) -> None:
-        spawn(
-            PRELUDE
-            + """
+    def test_forked_data_loader_workers(self, run: Run) -> None:
+        run("""
 from torch.utils.data import DataLoader, TensorDataset
 data = torch.arange(64.0)[:, None].repeat(1, 1 << 18)
 assert data.nbytes == 64 << 20 and torch_uvm.is_managed(data)
@@ -193,5 +190,4 @@ for number, (batch,) in enumerate(loader):
     assert batch.is_shared() and not torch_uvm.is_managed(batch)
     assert torch.equal(batch, data[8 * number : 8 * number + 8])
 assert number == 7
-"""
-        )
+""")

@@ -11,19 +11,22 @@ import os
 import pytest
 from _faults import LONG
 from _interruptions import PRELUDE
-from _spawn import Spawn
+from _spawn import Run, Spawn
 
 SEEDS = range(12) if LONG else [0]
 
 
+@pytest.fixture(name="run")
+def run_after_the_prelude(spawn: Spawn) -> Run:
+    return spawn.after(PRELUDE)
+
+
 class TestMemory:
     @pytest.mark.parametrize("seed", SEEDS)
-    def test_the_host_runs_out_of_memory_during_a_step(self, spawn: Spawn, seed: int) -> None:
+    def test_the_host_runs_out_of_memory_during_a_step(self, run: Run, seed: int) -> None:
         """The address space ends at a random point. Every larger request is refused, also in Python and
         PyTorch."""
-        done = spawn(
-            PRELUDE
-            + f"""
+        done = run(f"""
 choose = random.Random({seed})
 wanted = alone(4)
 training = under_a_budget()
@@ -56,16 +59,13 @@ for number in range(4):
     state = training.state()
 assert same(state, wanted)
 print(refused)
-"""
-        )
+""")
         assert int(done.stdout.split()[-1]) >= 0
 
     @pytest.mark.parametrize("refused", ["limit", "runtime"])
-    def test_pinned_memory_is_refused(self, spawn: Spawn, refused: str) -> None:
+    def test_pinned_memory_is_refused(self, run: Run, refused: str) -> None:
         """The engine cannot evict: errors name the missed budget, and no byte is lost."""
-        spawn(
-            PRELUDE
-            + f"""
+        run(f"""
 torch_uvm.enable(budget=8 * MIB)
 if {refused!r} == "limit":
     torch_uvm.set_host_limit(2 * MIB)
@@ -93,17 +93,14 @@ for number in range(len(kept), 24):
 for x, number in kept:
     assert (x.cpu() == number).all()
 check()
-"""
-        )
+""")
 
 
 class TestDisk:
     @pytest.mark.parametrize("kind", ["allocations", "accesses"])
-    def test_a_recording_on_a_full_disk(self, spawn: Spawn, kind: str) -> None:
+    def test_a_recording_on_a_full_disk(self, run: Run, kind: str) -> None:
         """Training continues. The end of the recording raises, and the file has the rows that fitted."""
-        spawn(
-            PRELUDE
-            + f"""
+        run(f"""
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
 sizes = {[0, 1, 100, 5000, 9000, 20_000] if LONG else [1, 9000]}
@@ -129,17 +126,14 @@ for number, most in enumerate(sizes):
     assert os.path.getsize(file) > 0
 assert same(training.state(), wanted)
 check()
-"""
-        )
+""")
 
 
 class TestSignals:
     @pytest.mark.parametrize("seed", SEEDS)
     @pytest.mark.parametrize("optimizer", ["in_place", "deferred"])
-    def test_ctrl_c_at_random_moments(self, spawn: Spawn, optimizer: str, seed: int) -> None:
-        spawn(
-            PRELUDE
-            + f"""
+    def test_ctrl_c_at_random_moments(self, run: Run, optimizer: str, seed: int) -> None:
+        run(f"""
 choose = random.Random({seed})
 wanted = alone(6)
 training = under_a_budget({optimizer!r})
@@ -181,15 +175,12 @@ while interrupted == 0:  # the step that measured `long` may have been slow
     training.load(state)  # runs the updates that the step has deferred
 check()
 assert _C.pending_updates() == 0
-"""
-        )
+""")
 
     @pytest.mark.parametrize("seed", SEEDS)
-    def test_forks_at_random_moments(self, spawn: Spawn, seed: int) -> None:
+    def test_forks_at_random_moments(self, run: Run, seed: int) -> None:
         """Children read host tensors and exit. The training is not affected."""
-        spawn(
-            PRELUDE
-            + f"""
+        run(f"""
 choose = random.Random({seed})
 wanted = alone(6)
 host = torch_uvm.memory.full((MIB,), 3.0, device="cpu")
@@ -220,18 +211,16 @@ statuses = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in chil
 assert set(statuses) == {{0}}, statuses
 assert same(training.state(), wanted)
 check()
-"""
-        )
+""")
 
 
 class TestEnds:
     @pytest.mark.parametrize("seed", SEEDS)
     @pytest.mark.parametrize("optimizer", ["deferred", "in_place"][: 2 if LONG else 1])
-    def test_the_interpreter_exits_during_a_step(self, spawn: Spawn, optimizer: str, seed: int) -> None:
+    def test_the_interpreter_exits_during_a_step(self, run: Run, optimizer: str, seed: int) -> None:
         """With live tensors, a training thread, delayed copies and pending updates."""
-        done = spawn(
-            PRELUDE
-            + f"""
+        done = run(
+            f"""
 import logging
 logging.getLogger("torch_uvm").setLevel(logging.ERROR)  # a foreach optimizer exceeds 8 MiB and logs a warning
 training = under_a_budget({optimizer!r})
@@ -251,12 +240,10 @@ graph = training.model(inputs[0].to("emu")).sum()
         )
         assert (done.returncode, done.stderr) == (0, "")
 
-    def test_a_child_with_shared_memory_and_aliases_is_killed(self, spawn: Spawn) -> None:
+    def test_a_child_with_shared_memory_and_aliases_is_killed(self, run: Run) -> None:
         """Forked and spawned children. The parent continues, and nothing is left in /dev/shm."""
         before = set(os.listdir("/dev/shm"))
-        spawn(
-            PRELUDE
-            + """
+        run("""
 import torch.multiprocessing as processes
 
 def hold(shared, ready):
@@ -298,7 +285,6 @@ if __name__ == "__main__":
         training.step(number)
     assert same(training.state(), wanted)
     check()
-"""
-        )
+""")
         left = {name for name in set(os.listdir("/dev/shm")) - before if name.startswith("torch_")}
         assert left == set(), left

@@ -6,19 +6,16 @@ import json
 from pathlib import Path
 
 import pytest
-from _one_memory import PROFILES, run
-from _spawn import Spawn
+from _one_memory import PROFILES, run_on_profile  # noqa: F401  (the fixture `on_profile`)
+from _spawn import Run, Spawn
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.mark.parametrize("profile", PROFILES)
 class TestMoves:
-    def test_a_move_adds_no_bytes_and_copies_none(self, spawn: Spawn, profile: str) -> None:
-        run(
-            spawn,
-            profile,
-            """
+    def test_a_move_adds_no_bytes_and_copies_none(self, on_profile: Run) -> None:
+        on_profile("""
 x = torch_uvm.memory.ones(MiB, device="emu")
 before = managed_bytes()
 y = torch_uvm.to(x, "cpu")
@@ -27,14 +24,10 @@ z = torch_uvm.to(y, "emu")
 assert x.data_ptr() == y.data_ptr() == z.data_ptr() and float(z.sum()) == MiB + 6
 torch_uvm.prefetch(x, "cpu"); torch_uvm.prefetch(x); torch_uvm.discard(x)
 assert managed_bytes() == before and moved() == {}, moved()
-""",
-        )
+""")
 
-    def test_a_module_moves_both_ways(self, spawn: Spawn, profile: str) -> None:
-        run(
-            spawn,
-            profile,
-            """
+    def test_a_module_moves_both_ways(self, on_profile: Run) -> None:
+        on_profile("""
 torch_uvm.enable()
 model = torch.nn.Linear(512, 512, device="emu")
 at, before = model.weight.data_ptr(), managed_bytes()
@@ -42,18 +35,14 @@ torch_uvm.to(model, "cpu")
 assert model.weight.device.type == "cpu" and model.weight.data_ptr() == at
 torch_uvm.to(model, "emu")
 assert model.weight.data_ptr() == at and managed_bytes() == before and moved() == {}
-""",
-        )
+""")
 
 
 @pytest.mark.parametrize("profile", PROFILES)
 class TestBudgets:
     @pytest.mark.parametrize("budget", ["4MiB", "50%"])
-    def test_a_size_is_accepted_and_said_to_do_nothing(self, spawn: Spawn, profile: str, budget: str) -> None:
-        run(
-            spawn,
-            profile,
-            f"""
+    def test_a_size_is_accepted_and_said_to_do_nothing(self, on_profile: Run, budget: str) -> None:
+        on_profile(f"""
 torch_uvm.enable(budget="{budget}")
 with warnings.catch_warnings(record=True) as said:
     warnings.simplefilter("always")
@@ -70,28 +59,20 @@ with warnings.catch_warnings(record=True) as said:
     warnings.simplefilter("always")
     torch_uvm.set_budget("8MiB")
 assert ["one memory" in str(each.message) for each in said] == [True]
-""",
-        )
+""")
 
     @pytest.mark.parametrize("request_one", ["", "budget='auto'", "budget=None"])
-    def test_the_default_is_silent(self, spawn: Spawn, profile: str, request_one: str) -> None:
-        run(
-            spawn,
-            profile,
-            f"""
+    def test_the_default_is_silent(self, on_profile: Run, request_one: str) -> None:
+        on_profile(f"""
 warnings.simplefilter("error")
 torch_uvm.enable({request_one})
 assert torch_uvm.get_budget() is None
 assert float(torch.ones(MiB, device="emu").sum()) == MiB
 assert torch_uvm.get_budget() is None
-""",
-        )
+""")
 
-    def test_training_equals_the_cpus(self, spawn: Spawn, profile: str) -> None:
-        run(
-            spawn,
-            profile,
-            """
+    def test_training_equals_the_cpus(self, on_profile: Run) -> None:
+        on_profile("""
 def losses(device):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 1)).to(device)
@@ -106,16 +87,13 @@ def losses(device):
 expected = list(losses("cpu"))
 torch_uvm.enable()
 assert list(losses("emu")) == expected
-""",
-        )
+""")
 
 
 class TestFreeMemory:
-    def test_one_memory_is_what_is_left_of_it(self, spawn: Spawn) -> None:
-        run(
-            spawn,
-            "gb10,emulated_memory:64MiB",
-            """
+    @pytest.mark.parametrize("profile", ["gb10,emulated_memory:64MiB"])
+    def test_one_memory_is_what_is_left_of_it(self, on_profile: Run) -> None:
+        on_profile("""
 free, total = torch_uvm.mem_get_info()
 assert free == total == 64 * MiB, (free, total)
 assert torch.accelerator.get_memory_info() == (free, total)
@@ -131,14 +109,11 @@ except torch.OutOfMemoryError as error:
     assert "backed by the host" in str(error), error
 else:
     raise AssertionError("there was no memory for it")
-""",
-        )
+""")
 
-    def test_coherent_memories_are_the_hosts_figures(self, spawn: Spawn) -> None:
-        run(
-            spawn,
-            "gh200",
-            """
+    @pytest.mark.parametrize("profile", ["gh200"])
+    def test_coherent_memories_are_the_hosts_figures(self, on_profile: Run) -> None:
+        on_profile("""
 def in_kibibytes(name):
     return next(int(line.split()[1]) for line in open("/proc/meminfo") if line.startswith(name)) * 1024
 free, total = torch.accelerator.get_memory_info()
@@ -147,8 +122,7 @@ assert abs(free - _C.host_memory_available()) < 1 << 30
 managed, _ = torch_uvm.mem_get_info()
 assert abs(managed - free) < 1 << 30
 assert _C.device_properties(0)["free_memory"] > 256 * MiB  # more than the emulated device has
-""",
-        )
+""")
 
     @pytest.mark.parametrize("profile", PROFILES)
     def test_info_says_so(self, spawn: Spawn, profile: str) -> None:
