@@ -65,6 +65,15 @@ def assert_equal(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> None:
         assert torch.equal(one, other), number
 
 
+def assert_deferred_bits(program: Callable[[], list[torch.Tensor]], budget: int = BUDGET) -> None:
+    """The program gives the bits of immediate steps without a budget, too, if it defers under this one."""
+    torch_uvm.enable(budget=None)
+    wanted = program()
+    torch_uvm.enable(budget=budget, optimizer="deferred")
+    torch_uvm.memory.reset_residency_stats()
+    assert_equal(program(), wanted)
+
+
 OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
     "adamw fused": lambda p: torch.optim.AdamW(p, lr=0.01, fused=True),
     "adamw foreach": lambda p: torch.optim.AdamW(p, lr=0.01, foreach=True),

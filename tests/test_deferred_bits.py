@@ -15,6 +15,7 @@ from _deferred import (
     DEVICE,
     MIB,
     OPTIMIZERS,
+    assert_deferred_bits,
     assert_equal,
     backward,
     batch,
@@ -98,11 +99,7 @@ class TestBits:
                 optimizer.zero_grad()
             return on_cpu(everything(model, optimizer))
 
-        torch_uvm.enable(budget=None)
-        wanted = train()
-        torch_uvm.enable(budget=20 * MIB, optimizer="deferred")
-        torch_uvm.memory.reset_residency_stats()
-        assert_equal(train(), wanted)
+        assert_deferred_bits(train, 20 * MIB)
         assert torch_uvm.stats()["used_in_place"]["count"] > 0
 
     def test_numbers_that_can_leave_the_device(self, evicting: None) -> None:
@@ -152,10 +149,7 @@ class TestSteps:
             losses: list[Any] = [optimizer.step(closure) for _ in range(4)]  # type: ignore[arg-type]
             return on_cpu([*losses, *model.parameters()])
 
-        torch_uvm.enable(budget=None)
-        wanted = program()
-        torch_uvm.enable(budget=BUDGET, optimizer="deferred")
-        assert_equal(program(), wanted)
+        assert_deferred_bits(program)
 
     def test_a_gradient_accumulated_over_batches(self) -> None:
         def program() -> list[torch.Tensor]:
@@ -170,10 +164,7 @@ class TestSteps:
                     optimizer.zero_grad(set_to_none=step < 6)
             return on_cpu(everything(model, optimizer))
 
-        torch_uvm.enable(budget=None)
-        wanted = program()
-        torch_uvm.enable(budget=BUDGET, optimizer="deferred")
-        assert_equal(program(), wanted)
+        assert_deferred_bits(program)
 
     def test_a_scaled_gradient_accumulated_and_clipped(self) -> None:
         def program() -> list[torch.Tensor]:
@@ -221,10 +212,7 @@ class TestSteps:
                     optimizers[0].zero_grad()
             return on_cpu([*everything(model, optimizers[0]), *everything(model, optimizers[1])])
 
-        torch_uvm.enable(budget=None)
-        wanted = program()
-        torch_uvm.enable(budget=BUDGET, optimizer="deferred")
-        assert_equal(program(), wanted)
+        assert_deferred_bits(program)
 
     @pytest.mark.parametrize("name", ["adamw fused", "adamw foreach", "adamw loop", "sgd momentum"])
     @pytest.mark.parametrize("common", [False, True], ids=["own gradients", "a common gradient"])
@@ -273,10 +261,7 @@ class TestSteps:
                     results.append(model(batch()).float())
             return on_cpu([*results, *everything(model, optimizer)])
 
-        torch_uvm.enable(budget=None)
-        wanted = program()
-        torch_uvm.enable(budget=BUDGET, optimizer="deferred")
-        assert_equal(program(), wanted)
+        assert_deferred_bits(program)
 
 
 class TestOptions:

@@ -13,6 +13,7 @@ from _deferred import (
     MIB,
     OPTIMIZERS,
     Optimizer,
+    assert_deferred_bits,
     assert_equal,
     at_once,
     backward,
@@ -96,10 +97,7 @@ class TestThreads:
             pairs = zip(models, optimizers, strict=True)
             return on_cpu([value for pair in pairs for value in everything(*pair)])
 
-        torch_uvm.enable(budget=None)
-        wanted = program()
-        torch_uvm.enable(budget=20 * MIB, optimizer="deferred")
-        assert_equal(program(), wanted)
+        assert_deferred_bits(program, 20 * MIB)
 
     def test_all_threads_access_the_same_parameters(self) -> None:
         wanted = at_once()
