@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 PRELUDE = """
-import contextlib, copy, gc, os, random, resource, signal, sys, threading, time
+import contextlib, copy, gc, os, random, resource, signal, sys, threading, time, unittest
 import torch, torch_uvm
 from torch import nn
 from torch_uvm import _C

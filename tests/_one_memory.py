@@ -10,10 +10,11 @@ from _spawn import Run, Spawn
 
 PROFILES = ("gb10", "gh200")
 PRELUDE = """
-import gc, os, warnings
+import gc, os, unittest, warnings
 import torch, torch_uvm
 from torch_uvm import _C
 MiB = 1 << 20
+raises = unittest.TestCase().assertRaisesRegex
 
 def moved():
     seen = torch_uvm.emulated.counters()

@@ -54,7 +54,7 @@ class TestAccelerator:
         """Current devices, contexts, streams and memory by device; a device per thread."""
         spawn(
             """
-            import threading, torch, torch_uvm
+            import threading, torch, torch_uvm, unittest
             emu = torch.get_device_module("emu")
             acc = torch.accelerator
             assert acc.device_count() == emu.device_count() == 2
@@ -87,12 +87,9 @@ class TestAccelerator:
             assert (x + x).device == (x.clone()).device == torch.zeros_like(x).device == x.device
             assert x.get_device() == 1 and emu.current_device() == 0
             acc.synchronize(1)
-            try:
+            with unittest.TestCase().assertRaisesRegex(ValueError, "index 2") as caught:
                 torch.empty(1, device="emu:2")
-            except ValueError as error:
-                assert "index 2" in str(error) and "there are 2 (0 to 1)" in str(error), error
-            else:
-                raise AssertionError("emu:2 was taken")
+            assert "there are 2 (0 to 1)" in str(caught.exception), caught.exception
             """,
             env=TWO_DEVICES,
         )

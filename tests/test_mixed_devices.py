@@ -79,7 +79,7 @@ class TestMixedDevices:
         """Operators refuse tensors of two devices, numbers included. Copies accept them."""
         spawn(
             """
-            import torch, torch_uvm
+            import torch, torch_uvm, unittest
             a, b = torch.arange(6.0, device="emu:0").view(2, 3), torch.ones(2, 3, device="emu:1")
             calls = [
                 lambda: a + b, lambda: b + a, lambda: a.add_(b), lambda: torch.cat([a, b]),
@@ -88,13 +88,10 @@ class TestMixedDevices:
                 lambda: a * b[0, 0], lambda: a.fill_(b[0, 0]),
             ]
             for number, call in enumerate(calls):
-                try:
+                with unittest.TestCase().assertRaisesRegex(RuntimeError, "same device", msg=number) as caught:
                     call()
-                except RuntimeError as error:
-                    assert "same device" in str(error), (number, error)
-                    assert "emu:0" in str(error) and "emu:1" in str(error), (number, error)
-                else:
-                    raise AssertionError(f"call {number} mixed two devices")
+                said = str(caught.exception)
+                assert "emu:0" in said and "emu:1" in said, (number, said)
             assert a.flatten().tolist() == list(range(6)) and b.eq(1).all()
 
             for current in (0, 1):
