@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import random
-import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from _spawn import Spawn
+from _threads import in_threads
 
 import torch_uvm
 from torch_uvm._tools.allocation_logs import ACTIONS, HEADER, read_log
@@ -138,11 +139,7 @@ class TestRecord:
                 torch.empty(sizes.randrange(1, 5000), device=on)
 
         with torch_uvm.tools.record_allocations(tmp_path / "log.csv"):
-            threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+            in_threads(*(partial(work, seed) for seed in range(4)))
         log = read_log(tmp_path / "log.csv")  # raises for blocks that are allocated or freed twice
         assert len({it.thread for it in log}) == 4 and len(log) == 4 * 200 * 2
         assert log.never_freed == () and log.skipped_frees == 0

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import threading
+from functools import partial
 
 import pytest
 import torch
 from _idle_memory import all_memory_comes_back  # noqa: F401  (every test has it)
+from _threads import in_threads
 from torch import nn
 
 import torch_uvm
@@ -148,11 +149,7 @@ class TestSharing:
                     if y.sum().item() != 666.0 * number:
                         wrong.append(number)
 
-        threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(*(partial(work, number) for number in range(4)))
         assert not wrong and scratch.reset() == (0, 0)
 
     def test_nested_in_other_allocators(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from _budget_programs import (
     vectors,
 )
 from _spawn import Spawn
+from _threads import in_threads
 from torch import nn
 from torch.nn import functional as F
 
@@ -111,27 +113,18 @@ class TestControlFlow:
             models = [mlp(512, layers=4).to("emu") for _ in range(count)]
             batches = [torch.randn(4, 32, 512) for _ in range(count)]
             results: list[list[torch.Tensor]] = [[] for _ in range(count)]
-            failures: list[BaseException] = []
 
             def train(number: int) -> None:
-                try:
-                    model = models[number]
-                    optimize = torch.optim.AdamW(model.parameters(), lr=0.01, foreach=number % 2 == 0)
-                    for batch in batches[number]:
-                        loss = model(batch.to("emu")).square().mean()
-                        loss.backward()
-                        optimize.step()
-                        optimize.zero_grad()
-                        results[number].append(loss.detach().cpu())
-                except BaseException as error:
-                    failures.append(error)
+                model = models[number]
+                optimize = torch.optim.AdamW(model.parameters(), lr=0.01, foreach=number % 2 == 0)
+                for batch in batches[number]:
+                    loss = model(batch.to("emu")).square().mean()
+                    loss.backward()
+                    optimize.step()
+                    optimize.zero_grad()
+                    results[number].append(loss.detach().cpu())
 
-            threads = [threading.Thread(target=train, args=(number,)) for number in range(count)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-            assert failures == []
+            in_threads(*(partial(train, number) for number in range(count)))
             return [loss for each in results for loss in each] + [
                 value for model in models for value in parameters(model)
             ]

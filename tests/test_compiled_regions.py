@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from _compiled_graphs import (
 )
 from _schedule_check import check_schedule
 from _spawn import Spawn
+from _threads import in_threads
 from _traced_schedules import schedule_of
 
 import torch_uvm
@@ -97,7 +98,6 @@ class TestCalls:
         assert _C.check_residency() is None
 
     def test_in_four_threads_at_once(self) -> None:
-        failures: list[BaseException] = []
 
         def kernel(inputs: list[Any]) -> Any:
             source, target = address(inputs[0]), address(inputs[1])
@@ -109,21 +109,13 @@ class TestCalls:
         call = graph(kernel, written=[1])
 
         def work(number: int) -> None:
-            try:
-                one, total = (torch.full((N,), value, device=DEVICE) for value in (float(number), 0.0))
-                for _ in range(30):
-                    call([one, total])
-                assert total[0].item() == 30 * number
-            except BaseException as error:
-                failures.append(error)
+            one, total = (torch.full((N,), value, device=DEVICE) for value in (float(number), 0.0))
+            for _ in range(30):
+                call([one, total])
+            assert total[0].item() == 30 * number
 
         kept = storages()
-        threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert failures == []
+        in_threads(*(partial(work, number) for number in range(4)))
         assert [each[0].item() for each in kept] == list(range(12))
 
     def test_are_steps_of_a_plan(self) -> None:

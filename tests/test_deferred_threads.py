@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import threading
+from functools import partial
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from _deferred import (
 )
 from _schedules import across_seeds
 from _spawn import Spawn
+from _threads import in_threads
 
 import torch_uvm
 from torch_uvm._patches import pointer_escapes
@@ -77,23 +79,14 @@ class TestThreads:
             for number, model in enumerate(models):
                 kind = ("adamw fused", "adamw foreach", "sgd momentum", "adamw loop")[number]
                 optimizers.append(OPTIMIZERS[kind](model.parameters()))
-            failures: list[BaseException] = []
 
             def train(number: int) -> None:
-                try:
-                    for each in batches[number]:
-                        models[number](each.to("emu")).square().mean().backward()
-                        optimizers[number].step()
-                        optimizers[number].zero_grad()
-                except BaseException as error:
-                    failures.append(error)
+                for each in batches[number]:
+                    models[number](each.to("emu")).square().mean().backward()
+                    optimizers[number].step()
+                    optimizers[number].zero_grad()
 
-            threads = [threading.Thread(target=train, args=(number,)) for number in range(count)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-            assert failures == []
+            in_threads(*(partial(train, number) for number in range(count)))
             pairs = zip(models, optimizers, strict=True)
             return on_cpu([value for pair in pairs for value in everything(*pair)])
 
@@ -113,11 +106,7 @@ class TestThreads:
                 start.wait()
                 seen[number] = on_cpu(parameters)
 
-            threads = [threading.Thread(target=read, args=(number,)) for number in range(4)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+            in_threads(*(partial(read, number) for number in range(4)))
             for found in seen:
                 assert_equal(found, wanted[: len(found)])
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 import warnings
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -17,6 +17,7 @@ from _host_tensors import (
 )
 from _models import train
 from _spawn import Run, Spawn
+from _threads import in_threads
 from torch import nn
 
 import torch_uvm
@@ -63,28 +64,19 @@ print([torch_uvm.is_managed(x) for x in tensors])
 
 class TestThreads:
     def test_many_allocate_and_free(self) -> None:
-        failures: list[BaseException] = []
 
         def work(seed: int) -> None:
-            try:
-                kept: list[tuple[int, torch.Tensor]] = []
-                for i in range(60):
-                    value = seed * 1000 + i
-                    x = torch.full((MIB // 4 + 4096 * (i % 7),), float(value))
-                    assert torch_uvm.is_managed(x)
-                    kept.append((value, x))
-                    if len(kept) > 5:
-                        wanted, old = kept.pop(i % 5)
-                        assert old.min() == old.max() == wanted
-            except BaseException as error:
-                failures.append(error)
+            kept: list[tuple[int, torch.Tensor]] = []
+            for i in range(60):
+                value = seed * 1000 + i
+                x = torch.full((MIB // 4 + 4096 * (i % 7),), float(value))
+                assert torch_uvm.is_managed(x)
+                kept.append((value, x))
+                if len(kept) > 5:
+                    wanted, old = kept.pop(i % 5)
+                    assert old.min() == old.max() == wanted
 
-        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert not failures, failures
+        in_threads(*(partial(work, seed) for seed in range(8)))
         assert host_bytes() == 0 and _C.check_allocator() is None
 
     def test_made_by_one_and_freed_by_another(self) -> None:
@@ -94,9 +86,7 @@ class TestThreads:
             while made:
                 assert made.pop()[-1] == 3.0
 
-        thread = threading.Thread(target=drop)
-        thread.start()
-        thread.join()
+        in_threads(drop)
         assert host_bytes() == 0
 
 

@@ -15,6 +15,7 @@ from _pressure import (
     press,
     small_hard_budget,  # noqa: F401  (the fixture `budget`)
 )
+from _threads import in_threads
 
 import torch_uvm
 
@@ -85,29 +86,20 @@ class TestKeeping:
     def test_a_scope_of_several_threads(self, budget: int) -> None:
         x = torch.full((MIB // 2,), 3.0, device="emu")
         scope = torch_uvm.resident(x)
-        failures: list[BaseException] = []
         inside = threading.Barrier(4)
 
         def enter() -> None:
-            try:
-                for _ in range(50):
-                    with scope:
-                        pass
-                inside.wait()
+            for _ in range(50):
                 with scope:
-                    address = x.data_ptr()
-                    for _ in range(20):
-                        x.sum()
-                        assert x.data_ptr() == address
-            except BaseException as error:
-                failures.append(error)
+                    pass
+            inside.wait()
+            with scope:
+                address = x.data_ptr()
+                for _ in range(20):
+                    x.sum()
+                    assert x.data_ptr() == address
 
-        threads = [threading.Thread(target=enter) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert failures == []
+        in_threads(*[enter] * 4)
         assert leaves(x)
 
     def test_dropped_handles_pin_until_the_tensor_is_freed(self, budget: int) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from _threads import in_threads
 
 import torch_uvm
 
@@ -144,23 +146,14 @@ def test_an_exception_ends_the_scope() -> None:
 
 def test_two_threads() -> None:
     kept = tensors()
-    failures: list[BaseException] = []
 
     def work(mine: list[torch.Tensor]) -> None:
-        try:
-            for _ in range(30):
-                for each in mine:
-                    with torch_uvm.uses(each):
-                        floats(each)[0] += 1
-        except BaseException as error:
-            failures.append(error)
+        for _ in range(30):
+            for each in mine:
+                with torch_uvm.uses(each):
+                    floats(each)[0] += 1
 
-    threads = [threading.Thread(target=work, args=(kept[part::2],)) for part in (0, 1)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    assert failures == []
+    in_threads(*(partial(work, kept[part::2]) for part in (0, 1)))
     assert [each[0].item() for each in kept] == [i + 30 for i in range(ALL)]
 
 
