@@ -225,15 +225,18 @@ def test_beside_an_accelerator_that_has_no_backend(spawn: Spawn) -> None:
         import torch_uvm
         from torch_uvm.cli import info
         assert torch_uvm._C.backend() == "none" and not hasattr(torch, "emu")
+        assert torch._C._get_privateuse1_backend_name() == "privateuseone"
         with contextlib.redirect_stdout(io.StringIO()) as out:
             info.main(["--json"])
         assert json.loads(out.getvalue())["backend"] == "none"
         assert torch_uvm.memory.memory_allocated() == 0 and torch_uvm.memory.memory_snapshot() == []
         torch_uvm.memory.reset_peak_memory_stats()
         torch_uvm.memory.empty_cache()
-        for call in (torch_uvm.enable, lambda: torch_uvm.memory.zeros(3, device="cpu")):
+        zeros = lambda: torch_uvm.memory.zeros(3, device="cpu")
+        for call in (torch_uvm.enable, torch_uvm.enabled().__enter__, zeros):
             with unittest.TestCase().assertRaisesRegex(RuntimeError, "TORCH_UVM_DEVICE=emu"):
                 call()
+        assert not torch_uvm.is_enabled()
         """
     )
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from _spawn import Spawn
 
 import torch_uvm
 from torch_uvm import _C
@@ -59,22 +58,6 @@ class TestProcess:
         (x * 2).sum().backward()
         assert x.grad is not None
         assert torch_uvm.is_managed(x[2:]) and torch_uvm.is_managed(x.grad) and torch_uvm.is_managed(x * 2)
-
-    def test_needs_a_runtime(self, spawn: Spawn) -> None:
-        """Beside another accelerator the emulated one is not registered, and no memory can be managed."""
-        spawn(
-            """
-            import torch, unittest
-            torch.accelerator.current_accelerator = lambda check_available=False: torch.device("xpu")
-            import torch_uvm
-            assert torch_uvm._C.backend() == "none"
-            assert torch._C._get_privateuse1_backend_name() == "privateuseone"
-            for call in (torch_uvm.enable, torch_uvm.enabled().__enter__):
-                with unittest.TestCase().assertRaisesRegex(RuntimeError, "TORCH_UVM_DEVICE=emu"):
-                    call()
-            assert not torch_uvm.is_enabled()
-            """
-        )
 
 
 class TestLimitOfEnable:
