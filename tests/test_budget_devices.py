@@ -223,11 +223,9 @@ def test_four_threads_on_two_devices(on_two: Run) -> None:
     )
 
 
-def test_the_default_waits_for_a_request_that_is_taken_back(spawn: Spawn) -> None:
+def test_the_default_waits_for_a_request_that_is_taken_back(on_two: Run) -> None:
     """A request for all devices succeeds on the first and fails on the second. It must not take effect."""
-    spawn(
-        PRELUDE
-        + """
+    on_two("""
 import threading
 
 _C.set_enabled(True)
@@ -258,8 +256,7 @@ requesting.join()
 default.join()
 assert "create_stream was made to fail" in str(raised), raised
 assert [_C.requested_budget(index) for index in (0, 1)] == ["16MiB", "auto"]
-"""
-    )
+""")
 
 
 def test_a_budget_that_cannot_be_lifted_leaves_the_others(on_two: Run) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import pytest
 from _faults import LONG
 from _interruptions import PRELUDE
-from _spawn import Spawn
+from _spawn import Run, Spawn
 
 INTERRUPT = """
 class Interrupt:
@@ -80,6 +80,11 @@ assert _C.pending_updates() == 0
 DEFERRED = ("_patches/deferred_updates.py", "_patches/optimizer_steps.py", "_python_dispatch.py")
 
 
+@pytest.fixture(name="run")
+def run_interrupted(spawn: Spawn) -> Run:
+    return spawn.after(PRELUDE + INTERRUPT)
+
+
 @pytest.mark.parametrize(
     ("optimizer", "files", "every"),
     [
@@ -89,18 +94,15 @@ DEFERRED = ("_patches/deferred_updates.py", "_patches/optimizer_steps.py", "_pyt
     ],
     ids=["ours", "deferred", "in_place"],
 )
-def test_a_step(spawn: Spawn, optimizer: str, files: tuple[str, ...], every: int) -> None:
+def test_a_step(run: Run, optimizer: str, files: tuple[str, ...], every: int) -> None:
     """An interrupted step leaves no pending operator, no unobserved operator, and no mode."""
     chosen = f"OPTIMIZER, FILES, EVERY = {optimizer!r}, {files!r}, {every}\n"
-    spawn(PRELUDE + INTERRUPT + chosen + STEP)
+    run(chosen + STEP)
 
 
-def test_scopes(spawn: Spawn) -> None:
+def test_scopes(run: Run) -> None:
     """An interrupted scope ends with the exception, which is not lost."""
-    spawn(
-        PRELUDE
-        + INTERRUPT
-        + """
+    run("""
 torch_uvm.enable(budget=None)
 arena = torch_uvm.allocators.arena("1MiB")
 x = torch.ones(MIB // 4, device="emu")
@@ -130,16 +132,12 @@ while True:
 assert nth > 50, nth
 scopes()
 check()
-"""
-    )
+""")
 
 
-def test_resident(spawn: Spawn) -> None:
+def test_resident(run: Run) -> None:
     """An interrupted scope leaves nothing pinned."""
-    spawn(
-        PRELUDE
-        + INTERRUPT
-        + """
+    run("""
 import gc
 
 torch_uvm.enable(budget=8 * MIB)
@@ -163,16 +161,13 @@ while True:
     nth += 1
 assert nth > 50, nth
 check()
-"""
-    )
+""")
 
 
 @pytest.mark.parametrize("kind", ["accesses", "allocations"])
-def test_the_end_of_a_recording(spawn: Spawn, kind: str) -> None:
+def test_the_end_of_a_recording(run: Run, kind: str) -> None:
     """The next recording starts, and replaces one that ended only in part."""
-    spawn(
-        PRELUDE
-        + f"""
+    run(f"""
 from unittest import mock
 
 torch_uvm.enable(budget=8 * MIB)
@@ -184,16 +179,13 @@ with interrupted, contextlib.suppress(KeyboardInterrupt):
 with record("second"):
     torch.ones(MIB // 4, device="emu").add_(1)
 assert os.path.getsize("second") > 0
-"""
-    )
+""")
 
 
-def test_enable(spawn: Spawn) -> None:
+def test_enable(run: Run) -> None:
     """The next call installs everything, exactly once."""
-    spawn(
-        PRELUDE
-        + INTERRUPT
-        + """
+    run(
+        """
 import importlib
 from unittest import mock
 
