@@ -1,4 +1,4 @@
-"""Managed tensors for tests of DLPack, and the address and the labels of their bytes."""
+"""Managed tensors for tests of DLPack and of other processes; the address and the labels of their bytes."""
 
 from __future__ import annotations
 

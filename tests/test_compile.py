@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from _managed_tensors import managed
 from _spawn import Spawn
 from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed, Unsupported
@@ -40,11 +41,6 @@ def forget_compiled_code() -> Iterator[None]:
     torch.compiler.reset()
     yield
     torch.compiler.reset()
-
-
-def managed(*size: int, device: str = "emu") -> torch.Tensor:
-    count = torch.Size(size).numel()
-    return torch_uvm.memory.empty(*size, device=device).copy_(torch.arange(count).reshape(size) + 1)
 
 
 def by_name(x: torch.Tensor) -> torch.Tensor:

@@ -15,22 +15,13 @@ from typing import Any
 import pytest
 import torch
 import torch.multiprocessing as mp
+from _dlpack_tensors import labels, managed
 from _spawn import Spawn
 from torch import nn
 
 import torch_uvm
 
 EMU = torch.device("emu:0")
-
-
-def managed(*size: int, device: str = "emu") -> torch.Tensor:
-    return torch_uvm.memory.empty(*size, device=device).copy_(
-        torch.arange(torch.Size(size).numel()).reshape(size)
-    )
-
-
-def labels(x: torch.Tensor) -> int:
-    return torch_uvm._C.label_count(x.untyped_storage())
 
 
 def both() -> tuple[torch.Tensor, torch.Tensor]:
