@@ -6,7 +6,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
-from _spawn import Spawn
+from _spawn import Run, Spawn
 
 PRELUDE = """
 import os, sys
@@ -27,15 +27,18 @@ def in_child(body):
 """
 
 
+@pytest.fixture(name="run")
+def run_after_the_prelude(spawn: Spawn) -> Run:
+    return spawn.after(PRELUDE)
+
+
 class TestFork:
     @pytest.mark.parametrize(
         "make",
         ["torch.ones(8, device='cuda')", "torch_uvm.memory.ones(8)", "host.to('cuda')"],
     )
-    def test_a_child_is_refused_the_device_in_pytorchs_words(self, spawn: Spawn, make: str) -> None:
-        spawn(
-            PRELUDE
-            + f"""
+    def test_a_child_is_refused_the_device_in_pytorchs_words(self, run: Run, make: str) -> None:
+        run(f"""
 x = torch.ones(1 << 20, device="cuda")
 host = torch_uvm.memory.ones(1 << 20, device="cpu")
 
@@ -49,13 +52,10 @@ def body():
 
 assert in_child(body) == 0
 assert x.sum().item() == 1 << 20
-"""
-        )
+""")
 
-    def test_a_child_is_refused_a_stream_by_cuda_itself(self, spawn: Spawn) -> None:
-        spawn(
-            PRELUDE
-            + """
+    def test_a_child_is_refused_a_stream_by_cuda_itself(self, run: Run) -> None:
+        run("""
 x = torch.ones(1 << 20, device="cuda")
 
 def body():
@@ -68,14 +68,11 @@ def body():
 
 assert in_child(body) == 0
 assert x.sum().item() == 1 << 20
-"""
-        )
+""")
 
     @pytest.mark.parametrize("touch", ["x.cpu()", "x.sum().item()", "torch_uvm.to(x, 'cpu')", "x.add_(1)"])
-    def test_a_child_that_touches_the_devices_bytes_dies_of_no_signal(self, spawn: Spawn, touch: str) -> None:
-        spawn(
-            PRELUDE
-            + f"""
+    def test_a_child_that_touches_the_devices_bytes_dies_of_no_signal(self, run: Run, touch: str) -> None:
+        run(f"""
 x = torch.ones(1 << 20, device="cuda")
 
 def body():
@@ -88,13 +85,10 @@ def body():
 
 assert in_child(body) == 0
 assert x.sum().item() == 1 << 20
-"""
-        )
+""")
 
-    def test_a_child_reads_the_cpus_labels(self, spawn: Spawn) -> None:
-        spawn(
-            PRELUDE
-            + """
+    def test_a_child_reads_the_cpus_labels(self, run: Run) -> None:
+        run("""
 host = torch_uvm.memory.full((1 << 20,), 3.0, device="cpu")
 moved = torch_uvm.to(torch.full((1 << 20,), 4.0, device="cuda"), "cpu")
 
@@ -105,8 +99,7 @@ def body():
 assert in_child(body) == 0
 assert host.sum().item() == 3 << 20
 assert (torch_uvm.to(host, "cuda") + torch_uvm.to(moved, "cuda")).sum().item() == 7 << 20
-"""
-        )
+""")
 
 
 class TestQueues:
@@ -142,10 +135,8 @@ if __name__ == "__main__":
 
 
 class TestExit:
-    def test_with_a_graph_a_pool_and_a_live_scope(self, spawn: Spawn) -> None:
-        done = spawn(
-            PRELUDE
-            + """
+    def test_with_a_graph_a_pool_and_a_live_scope(self, run: Run) -> None:
+        done = run("""
 x = torch.ones(1024, device="cuda")
 graph = torch.cuda.CUDAGraph()
 with torch.cuda.graph(graph):
@@ -156,8 +147,7 @@ with torch.cuda.use_mem_pool(pool):
 scope = torch_uvm.enabled()
 scope.__enter__()
 sys.modules["kept"] = (x, y, z, graph, pool)
-"""
-        )
+""")
         assert (done.returncode, done.stderr) == (0, "")
 
     @pytest.mark.skipif(not entry_points(group="torch.backends", name="torch_uvm"), reason="not installed")
