@@ -238,7 +238,7 @@ graph = training.model(inputs[0].to("emu")).sum()
         assert (done.returncode, done.stderr) == (0, "")
 
     def test_a_child_with_shared_memory_and_aliases_is_killed(self, run: Run) -> None:
-        """Forked and spawned children. The parent continues, and nothing is left in /dev/shm."""
+        """A forked child. The parent continues, and nothing is left in /dev/shm."""
         before = set(os.listdir("/dev/shm"))
         run("""
 import torch.multiprocessing as processes
@@ -259,19 +259,18 @@ if __name__ == "__main__":
     training = under_a_budget()
     host = torch_uvm.memory.full((MIB,), 3.0, device="cpu")
     moved = torch_uvm.to(torch.full((MIB,), 4.0, device="emu"), "cpu")
-    for way in ("fork", "fork"):
-        context = processes.get_context(way)
-        shared = torch.zeros(MIB).share_memory_()
-        for number in range(3):
-            mine, theirs = context.Pipe()
-            child = context.Process(target=hold, args=(shared, theirs))
-            child.start()
-            received = mine.recv()
-            assert received.sum().item() == MIB // 4
-            kill(child)
-            assert (received == 1.0).all() and (shared == number + 1.0).all()
-            assert (host == 3.0).all() and (moved == 4.0).all()
-            del received
+    context = processes.get_context("fork")
+    shared = torch.zeros(MIB).share_memory_()
+    for number in range(3):
+        mine, theirs = context.Pipe()
+        child = context.Process(target=hold, args=(shared, theirs))
+        child.start()
+        received = mine.recv()
+        assert received.sum().item() == MIB // 4
+        kill(child)
+        assert (received == 1.0).all() and (shared == number + 1.0).all()
+        assert (host == 3.0).all() and (moved == 4.0).all()
+        del received
     child = os.fork()
     if child == 0:  # with inherited copies, and aliases that were sent to it
         host.zero_(), moved.zero_()
