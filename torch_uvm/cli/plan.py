@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import gc
 import json
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -242,18 +241,6 @@ def _records(arguments: argparse.Namespace, words: list[str]) -> list[dict[str, 
     return [_planned(loops, budgets, str(arguments.trace))]
 
 
-@contextlib.contextmanager
-def _without_gc() -> Iterator[None]:
-    """A trace is millions of objects without cycles, which the collector would visit again and again."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
-
-
 def _write(arguments: argparse.Namespace, records: Sequence[dict[str, Any]]) -> None:
     lines = lines_of_cards(records) if arguments.cards is not None else lines_of(records[0])
     print("\n".join(lines), flush=True)  # at once: ranks of torchrun print beside each other
@@ -269,13 +256,14 @@ def main(argv: Sequence[str]) -> int:
     parser = _parser()
     head, rest = split(parser, argv)
     arguments = parser.parse_args(head)
+    gc.disable()  # it would visit the millions of objects of a trace, which has no cycles, again and again
     try:
-        with _without_gc():
-            records = _records(arguments, rest)
-        _write(arguments, records)
+        _write(arguments, _records(arguments, rest))
     except _Failed as error:
         print(f"{parser.prog}: {printable(error)}", file=sys.stderr)
         return 1
     except (OSError, ValueError) as error:
         parser.error(printable(error))
+    finally:
+        gc.enable()
     return 0
