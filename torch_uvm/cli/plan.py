@@ -203,17 +203,9 @@ def _dry_run(argv: list[str], cards: Sequence[Card], folder: Path, steps: int) -
                 argv, card=cards[0], others=cards[1:], folder=folder, steps=steps, progress=running
             )
     except DryRunError as error:
-        sys.stderr.write(_last_lines(error.output))
+        lines = error.output.read_text(encoding="utf-8", errors="replace").splitlines()
+        sys.stderr.writelines(f"{printable(line)}\n" for line in lines[-20:])
         raise _Failed(f"{error}. The last lines that it printed are above") from None
-
-
-def _last_lines(output: Path, count: int = 20) -> str:
-    """The end of what the script printed."""
-    try:
-        text = output.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-    return "".join(f"{printable(line)}\n" for line in text.splitlines()[-count:])
 
 
 def _records(arguments: argparse.Namespace, words: list[str]) -> list[dict[str, Any]]:
