@@ -134,10 +134,7 @@ def read_trace(path: str | Path, progress: Callable[[int, int], object] | None =
         OSError: it cannot be read.
     """
     reader = _Reader()
-    too_many = f"more than {_MOST_LINES} lines"
-    read_lines(
-        path, reader.line, longest=_LONGEST_LINE, most=_MOST_LINES, too_many=too_many, progress=progress
-    )
+    read_lines(path, reader.line, _LONGEST_LINE, progress)
     return reader.trace
 
 
@@ -190,6 +187,8 @@ class _Reader:
         self.live: set[int] = set()
 
     def line(self, line: bytes, number: int) -> None:
+        if number > _MOST_LINES:
+            raise ValueError(f"more than {_MOST_LINES} lines")
         first = number == 1
         try:
             record = json.loads(line.decode())

@@ -90,10 +90,7 @@ def read_log(path: Path, progress: Callable[[int, int], object] | None = None) -
             the line's number.
     """
     reader = _Reader()
-    too_many = f"more than {MOST_ROWS} rows"
-    read_lines(
-        path, reader.line, longest=_LONGEST_LINE, most=MOST_ROWS + 1, too_many=too_many, progress=progress
-    )
+    read_lines(path, reader.line, _LONGEST_LINE, progress)
     reader.log.never_freed = tuple(it.allocation for it in reader.live.values() if it.bytes)
     return reader.log
 
@@ -110,6 +107,8 @@ class _Reader:
             if text != HEADER:
                 raise ValueError(f"the header is {excerpt(text)}; expected {HEADER}")
             return
+        if line > MOST_ROWS + 1:
+            raise ValueError(f"more than {MOST_ROWS} rows")
         fields = text.split(",")
         if len(fields) != 6:
             raise ValueError(f"{len(fields)} fields in {excerpt(text)}; expected 6")

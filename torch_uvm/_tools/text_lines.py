@@ -12,22 +12,17 @@ from torch_uvm._util.escaping import printable
 def read_lines(
     path: str | Path,
     parse: Callable[[bytes, int], object],
-    *,
     longest: int,
-    most: int,
-    too_many: str,
     progress: Callable[[int, int], object] | None,
 ) -> None:
     """Gives each line to ``parse``, with its number from 1. The ValueErrors of ``parse`` get file and line.
 
     Args:
         longest: bytes of a line.
-        most: lines.
-        too_many: the error if there are more.
         progress: called from time to time with the bytes read and the size of the file.
 
     Raises:
-        ValueError: a line is too long or cut off, or there are too many or none.
+        ValueError: a line is too long or cut off, or does not parse, or there is none.
         OSError: it cannot be read.
     """
     number = done = 0
@@ -40,8 +35,6 @@ def read_lines(
                 if not line.endswith(b"\n"):
                     cut_off = "the last line is cut off; was the recording stopped?"
                     raise ValueError(f"longer than {longest} bytes" if len(line) == longest else cut_off)
-                if number > most:
-                    raise ValueError(too_many)
                 parse(line, number)
                 if progress is not None and number % 4096 == 0:
                     progress(done, size)
