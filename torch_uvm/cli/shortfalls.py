@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 Facts = dict[str, Any]
@@ -110,14 +110,9 @@ def _settings(facts: Facts) -> Iterator[Shortfall]:
         )
 
 
-_RULES: tuple[Callable[[Facts], Iterator[Shortfall]], ...] = (_no_gpu, _extension, _devices, _settings)
-
-
 def shortfalls(facts: Facts) -> list[dict[str, str]]:
     """Every shortfall: the fact ("what"), and the remedy ("do")."""
-    found = [{"what": what, "do": do} for rule in _RULES for what, do in rule(facts)]
-    errors = facts["errors"].items()
-    return found + [
-        {"what": f"{name} is unknown: {error}", "do": "nothing: the rest is correct"}
-        for name, error in errors
-    ]
+    found = [it for rule in (_no_gpu, _extension, _devices, _settings) for it in rule(facts)]
+    for name, error in facts["errors"].items():
+        found.append((f"{name} is unknown: {error}", "nothing: the rest is correct"))
+    return [{"what": what, "do": do} for what, do in found]
