@@ -53,12 +53,11 @@ def _parse(arguments: Sequence[str]) -> NoReturn:
             raise Parsed
         return found
 
-    def begin(what: str) -> None:
+    def begin(module: str | None, words: list[str]) -> None:
         raise Parsed
 
     setattr(argparse.ArgumentParser, "parse_args", parse_args)  # noqa: B010  (mypy forbids the assignment)
-    run._run_script = begin  # type: ignore[assignment]
-    run._run_module = begin  # type: ignore[assignment]
+    run.run_program = begin
     status = cli.main(arguments)
     raise AssertionError(f"it was run, and returned {status}")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch_uvm._dry.run import Run
 from torch_uvm._tools.cards import Card
-from torch_uvm.cli.run import _run_module, _run_script
+from torch_uvm.cli.run import run_program
 
 
 def main(text: str) -> None:
@@ -16,16 +16,9 @@ def main(text: str) -> None:
     request = json.loads(text)
     argv = request["argv"]
     cards = [Card(**it) for it in request["cards"]]
-
-    def program() -> None:
-        if argv[0] == "-m":
-            sys.argv = ["-m", *argv[2:]]
-            _run_module(argv[1])
-        else:
-            sys.argv = argv
-            _run_script(argv[0])
-
-    Run(Path(request["folder"]), request["steps"], cards, request["progress"]).run(program)
+    module, words = (argv[1], argv[2:]) if argv[0] == "-m" else (None, argv)
+    run = Run(Path(request["folder"]), request["steps"], cards, request["progress"])
+    run.run(lambda: run_program(module, words))
 
 
 if __name__ == "__main__":

@@ -101,6 +101,17 @@ def _turn_on(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> 
     os.environ |= {"TORCH_UVM": "1", "TORCH_UVM_CONF": conf}
 
 
+def run_program(module: str | None, words: list[str]) -> None:
+    """Runs a module with arguments, or without one a script, which is the first word, as python does."""
+    if module is None:
+        sys.argv = words
+        _run_script(words[0])
+    else:
+        sys.argv = ["-m", *words]
+        _fresh_main()
+        _run_as_main(module, True)
+
+
 def _fresh_main() -> types.ModuleType:
     """A new `__main__`, like the interpreter's. It is kept: threads and exit handlers outlive the code."""
     module = types.ModuleType("__main__")
@@ -138,12 +149,6 @@ def _run_script(script: str) -> None:
     module.__dict__.update(__cached__=None)
     module.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
     exec(compile(source, path, "exec", dont_inherit=True), module.__dict__)
-
-
-def _run_module(name: str) -> None:
-    _fresh_main()
-    sys.argv[0] = "-m"
-    _run_as_main(name, True)
 
 
 def _run_as_main(name: str, alter_argv: bool) -> None:
@@ -220,12 +225,7 @@ def main(argv: Sequence[str]) -> int:
     if recording is not None:
         recording.script = name
     try:
-        if arguments.module is not None:
-            sys.argv = ["-m", *rest]
-            _run_module(arguments.module)
-        else:
-            sys.argv = rest
-            _run_script(rest[0])
+        run_program(arguments.module, rest)
     except BaseException as error:
         if recording is not None:
             recording.note_error(error)
