@@ -78,7 +78,7 @@ def sequence(trace: Trace) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def are_alike(found: DryRun, real: Trace, peak: int, tolerance: float = 0.02) -> None:
-    assert sequence(read_trace(found.trace)) == sequence(real)
+    assert sequence(read_trace(found.traces[0])) == sequence(real)
     assert found.step_peak_bytes == pytest.approx(peak, rel=tolerance)
     assert found.peak_bytes >= found.step_peak_bytes
     assert found.steps == 4
@@ -107,7 +107,7 @@ def test_operators_and_peak_of_the_transformer(spawn: Spawn, tmp_path: Path, tra
 
 def test_the_trace_makes_a_schedule_with_the_card_s_times(transformer: DryRun) -> None:
     found = transformer
-    trace = read_trace(found.trace)
+    trace = read_trace(found.traces[0])
     assert [(it.first, it.operators) for it in trace.groups] == [
         (it, 1) for it in range(len(trace.operators))
     ]
@@ -152,7 +152,7 @@ def test_what_operators_keep_for_the_backward_is_what_they_keep_on_cuda(tmp_path
             optimizer.step()
             optimizer.zero_grad()
     """
-    trace = read_trace(run_dry(tmp_path, textwrap.dedent(script)).trace)
+    trace = read_trace(run_dry(tmp_path, textwrap.dedent(script)).traces[0])
 
     def kept(name: str) -> list[int]:
         op = next(it for it in trace.operators if it.name == name)
@@ -180,7 +180,7 @@ def test_several_optimizers_are_recorded_from_a_whole_step_on(tmp_path: Path) ->
     text = text.replace("range(6)", "range(8)")
     found = run_dry(tmp_path, text)
     assert found.steps == 4
-    assert Loop(read_trace(found.trace), H200, on_gpu=False).steps == 2
+    assert Loop(read_trace(found.traces[0]), H200, on_gpu=False).steps == 2
 
 
 def test_gradients_of_tables_may_be_sparse(tmp_path: Path) -> None:
@@ -255,7 +255,7 @@ RECURRENT = """
 @pytest.mark.parametrize("how", ["float32", "autocast", "packed"])
 def test_recurrent_layers_are_cudnn_s_operators(tmp_path: Path, kind: str, how: str) -> None:
     found = run_dry(tmp_path, textwrap.dedent(RECURRENT), kind, how)
-    names = [op.name for op in read_trace(found.trace).operators]
+    names = [op.name for op in read_trace(found.traces[0]).operators]
     assert {"aten::_cudnn_rnn", "aten::_cudnn_rnn_backward"} <= set(names) and "aten::mm" not in names
     # cuDNN on an H200 keeps so many elements for one of a layer's results.
     kept = {"LSTM": 5.5, "GRU": 6.5, "RNN": 1.5}[kind] * 2 * 128 * 64 * 512 * (2 if how == "autocast" else 4)
@@ -292,7 +292,7 @@ def test_a_rank_runs_dry_by_itself(
         monkeypatch.setenv(name, str(value))
     found = run_dry(tmp_path, scripts.RANK, *sharded)
     assert "1 of 2 on emu:1" in found.output.read_text()
-    trace = read_trace(found.trace)
+    trace = read_trace(found.traces[0])
     assert {it.device for it in trace.storages.values()} == {1}
     assert "process group" in {it.what for it in found.stand_ins}
 

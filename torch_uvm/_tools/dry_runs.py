@@ -94,11 +94,6 @@ class DryRun:
     ended: bool
     output: Path
 
-    @property
-    def trace(self) -> Path:
-        """The first card's."""
-        return self.traces[0]
-
     def loops(self) -> list[Trace]:
         """By card, a trace with as many steps as a schedule needs: if it has fewer, the last one goes on.
 
