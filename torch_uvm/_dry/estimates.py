@@ -113,8 +113,8 @@ def estimate_memory(
         plan.peak_bytes,
         plan.fits,
         found.is_estimate,
-        plan.in_core_ms,
-        {it.what: it.bytes for it in plan.memory.largest},
+        plan.loop.in_core_ms,
+        {it.what: it.bytes for it in plan.loop.memory.largest},
         {line: total[0] for line, total in found.by_line.items()},
         {it.budget: it.step_ms for it in plan.points},
     )

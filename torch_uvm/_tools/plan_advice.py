@@ -25,12 +25,12 @@ def _budget(plan: Plan) -> Iterator[str]:
     if point is not None and point.step_ms is not None:
         yield (
             f"On this card: python -m torch_uvm run SCRIPT. Its budget would be {size(plan.room_bytes)}, "
-            f"and a step {point.step_ms:.1f} ms, {point.step_ms / plan.in_core_ms:.2f} times in core."
+            f"and a step {point.step_ms:.1f} ms, {point.step_ms / plan.loop.in_core_ms:.2f} times in core."
         )
-    elif plan.least_bytes > plan.room_bytes:
-        name = plan.memory.largest_operator[1]
+    elif plan.loop.least_bytes > plan.room_bytes:
+        name = plan.loop.memory.largest_operator[1]
         yield (
-            f"It cannot run on this card: one operator, {name}, needs {size(plan.least_bytes)}. "
+            f"It cannot run on this card: one operator, {name}, needs {size(plan.loop.least_bytes)}. "
             f"Make its operands smaller: a smaller batch, or the work in pieces."
         )
 
@@ -42,9 +42,9 @@ def _optimizer(plan: Plan, knows_deferred: bool) -> Iterator[str]:
         if in_place:
             sizes = ", ".join(_C.format_bytes(it.budget) for it in in_place)
             yield f'optimizer="in_place" is faster at {sizes}. The default, "auto", defers updates there.'
-    elif moving and plan.memory.updated_in_place:
+    elif moving and plan.loop.memory.updated_in_place:
         point = moving[0]
-        each_way = point.in_place / (plan.card.in_place_written or plan.card.in_place) * 1e3
+        each_way = point.in_place / (plan.loop.card.in_place_written or plan.loop.card.in_place) * 1e3
         yield (
             f"At {_C.format_bytes(point.budget)} the optimizer uses {_C.format_bytes(point.in_place)} on the "
             f'host, {each_way:.1f} ms of the step. The default, optimizer="auto", overlaps such updates with '
@@ -53,7 +53,7 @@ def _optimizer(plan: Plan, knows_deferred: bool) -> Iterator[str]:
 
 
 def _checkpointing(plan: Plan) -> Iterator[str]:
-    kept = plan.memory.activations
+    kept = plan.loop.memory.activations
     if kept > _WORTH * plan.peak_bytes:
         yield (
             f"At the peak, {_C.format_bytes(kept)} are kept for the backward. Activation checkpointing saves "
@@ -63,7 +63,7 @@ def _checkpointing(plan: Plan) -> Iterator[str]:
 
 def _batch(plan: Plan) -> Iterator[str]:
     """The part of a batch that fits, if all that a step makes grows with the batch, and nothing else does."""
-    grows = plan.memory.activations_made
+    grows = plan.loop.memory.activations_made
     fixed = plan.peak_bytes - grows
     if grows < _WORTH * plan.peak_bytes or fixed >= plan.room_bytes:
         return

@@ -14,7 +14,7 @@ from torch_uvm._tools.cards import Card
 from torch_uvm._tools.deferred_traces import deferred
 from torch_uvm._tools.link_rates import rates_of_engine
 from torch_uvm._tools.schedules import Iteration, TracedLoop
-from torch_uvm._tools.trace_memory import TraceMemory, host_share, memory_of
+from torch_uvm._tools.trace_memory import host_share, memory_of
 
 MIB = 1 << 20
 KNEE = 1.1  #: multiple of the step in core
@@ -51,21 +51,16 @@ class Plan:
     """What a loop needs and takes on a card.
 
     Args:
+        loop: with updates in place.
         room_bytes: the card's memory, less the reserve of the budget "auto".
         peak_bytes: without a budget.
-        least_bytes: the smallest budget that can hold the largest operator.
         points: from the largest budget to the smallest.
-        steps: of the script's optimizers in what repeats, which every other figure calls a step.
     """
 
-    card: Card
+    loop: Loop
     room_bytes: int
-    in_core_ms: float
     peak_bytes: int
-    least_bytes: int
-    memory: TraceMemory
     points: tuple[Point, ...]
-    steps: int = 1
 
     @property
     def fits(self) -> bool:
@@ -75,8 +70,16 @@ class Plan:
     @property
     def knee(self) -> Point | None:
         """The smallest budget whose step takes at most `KNEE` times the step in core."""
-        found = [it for it in self.points if it.step_ms and it.step_ms <= KNEE * self.in_core_ms]
+        most = KNEE * self.loop.in_core_ms
+        found = [it for it in self.points if it.step_ms and it.step_ms <= most]
         return min(found, key=lambda it: it.budget, default=None)
+
+    def below_the_knee(self) -> int | None:
+        """A budget halfway between the knee's and the largest below it; None: there is none."""
+        if (knee := self.knee) is None:
+            return None
+        slow = [it.budget for it in self.points if it.budget < knee.budget]
+        return (knee.budget + max(slow)) // 2 // MIB * MIB if slow else None
 
     def at_room(self) -> Point | None:
         """The point of the card's room."""
@@ -117,6 +120,7 @@ class Loop:
         share = host_share(trace, whole, whole.first if found.first is None else found.first)
         count = len(whole.operators) // whole.steps
         self.host_ms = share * self.in_core_ms if on_gpu else count * card.host_us / 1e3
+        #: Of the script's optimizers in what repeats, which every other figure calls a step.
         self.steps = sum(trace.steps[-1] - count < it for it in trace.steps)
 
     @property
@@ -213,31 +217,17 @@ def make_plan(
         if progress is not None:
             progress(len(points), len(asked) + refined)
 
+    def plan() -> Plan:
+        peak = loop.memory.peak_bytes if peak_bytes is None else peak_bytes
+        return Plan(loop, room, peak, tuple(sorted(points.values(), key=lambda it: -it.budget)))
+
     for budget in asked:
         add(budget)
         if budgets is None and points[budget].step_ms is None:
             break  # smaller ones do not suffice either
     for _ in range(refined):
-        middle = _below_the_knee(list(points.values()), loop.in_core_ms)
+        middle = plan().below_the_knee()
         if middle is None or middle in points:
             break
         add(middle)
-    return Plan(
-        loop.card,
-        room,
-        loop.in_core_ms,
-        loop.memory.peak_bytes if peak_bytes is None else peak_bytes,
-        loop.least_bytes,
-        loop.memory,
-        tuple(sorted(points.values(), key=lambda it: -it.budget)),
-        loop.steps,
-    )
-
-
-def _below_the_knee(points: Sequence[Point], in_core_ms: float) -> int | None:
-    """A budget halfway between the smallest that is fast enough, and the largest below it that is not."""
-    fast = [it.budget for it in points if it.step_ms is not None and it.step_ms <= KNEE * in_core_ms]
-    if not fast:
-        return None
-    slow = [it.budget for it in points if it.budget < min(fast)]
-    return (min(fast) + max(slow)) // 2 // MIB * MIB if slow else None
+    return plan()

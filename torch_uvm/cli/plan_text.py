@@ -31,25 +31,25 @@ def record_of(
     """
     is_estimate = found is not None and found.is_estimate
     lines = found.by_line if found else {}
-    bytes_needed, operator = plan.memory.largest_operator
+    bytes_needed, operator = plan.loop.memory.largest_operator
     return {
         "of": of,
-        "card": plan.card.name,
-        "card_bytes": plan.card.memory_bytes,
+        "card": plan.loop.card.name,
+        "card_bytes": plan.loop.card.memory_bytes,
         "room_bytes": plan.room_bytes,
-        "in_core_ms": plan.in_core_ms,
-        "optimizer_steps": plan.steps,
+        "in_core_ms": plan.loop.in_core_ms,
+        "optimizer_steps": plan.loop.steps,
         "peak_bytes": plan.peak_bytes,
         "uncertain_bytes": found.uncertain_bytes if found else 0,
         "is_estimate": is_estimate,
         "fits": plan.fits,
         "missing_bytes": max(0, plan.peak_bytes - plan.room_bytes),
-        "least_bytes": plan.least_bytes,
+        "least_bytes": plan.loop.least_bytes,
         "largest_operator": {"name": operator, "bytes": bytes_needed},
         "points": [asdict(it) for it in plan.points],
         "bound_note": bound_note,
         "knee_bytes": plan.knee.budget if plan.knee is not None else None,
-        "at_peak": [asdict(it) for it in plan.memory.largest],
+        "at_peak": [asdict(it) for it in plan.loop.memory.largest],
         "by_line": [{"what": it, "bytes": total[0], "storages": total[1]} for it, total in lines.items()],
         "advice": advice(plan, knows_deferred, is_estimate),
         "stand_ins": [asdict(it) for it in found.stand_ins] if found else [],
