@@ -43,8 +43,7 @@ def _updates(trace: Trace, op: Operator) -> list[tuple[int, ...]]:
 class _Deferring:
     def __init__(self, trace: Trace, times: list[float]) -> None:
         self.trace, self.times = trace, times
-        self.operators: list[Operator] = []
-        self.durations: list[float] = []
+        self.timed: list[tuple[Operator, float]] = []  #: with ms
         self.begun: list[int] = [0]  #: by operator of the trace, how many of the result have begun after it
         self.pending: dict[int, tuple[tuple[int, ...], float]] = {}  #: by storage: its update, and its ms
         self.freed: set[int] = set()  #: storages that the script has freed, and an update still needs
@@ -94,11 +93,11 @@ class _Deferring:
             )
             if updates:
                 took *= self._bytes({*op.reads, *op.writes}) / used
-        self._append(op, took)
+        self.timed.append((op, took))
         for update in updates:
             self.deferred += 1
             self._defer(at, self.trace.operators[at], update)
-        self.begun.append(len(self.operators))
+        self.begun.append(len(self.timed))
 
     def _update(self, name: int, time_us: float) -> None:
         update, took = self.pending[name]
@@ -106,21 +105,17 @@ class _Deferring:
         self.freed.difference_update(update)
         for each in update:
             del self.pending[each]
-        self._append(Operator(f"{_FUSED}update", time_us, True, (), update, [], deaths), took)
-
-    def _append(self, op: Operator, ms: float) -> None:
-        self.operators.append(op)
-        self.durations.append(ms)
+        self.timed.append((Operator(f"{_FUSED}update", time_us, True, (), update, [], deaths), took))
 
     def _bytes(self, names: set[int]) -> int:
         return sum(self.storages[name].bytes for name in names)
 
     def result(self) -> Trace:
-        groups = [OperatorGroup(at, 1, ms * 1e3) for at, ms in enumerate(self.durations)]
+        groups = [OperatorGroup(at, 1, ms * 1e3) for at, (_, ms) in enumerate(self.timed)]
         return replace(
             self.trace,
             storages=self.storages,
-            operators=self.operators,
+            operators=[op for op, _ in self.timed],
             groups=groups,
             transfers=[],
             resident=[replace(it, operators=self.begun[it.operators]) for it in self.trace.resident],
