@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from traceback import walk_stack
+from types import FrameType
 
 import torch
 
@@ -106,9 +106,13 @@ def _issue() -> float:
     """What an operator of this thread costs the host. Python may call those of a backward pass, too."""
     if torch._C._current_graph_task_id() == -1:
         return PYTHON if torch.is_grad_enabled() else NO_GRAD
-    files = (frame.f_code.co_filename for frame, _ in walk_stack(sys._getframe()))
-    by_python = any(not file.startswith(_FOLDER) and not file.endswith(_BETWEEN) for file in files)
-    return PYTHON if by_python else BACKWARD
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith(_FOLDER) and not file.endswith(_BETWEEN):
+            return PYTHON
+        frame = frame.f_back
+    return BACKWARD
 
 
 def durations_us(
