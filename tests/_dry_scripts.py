@@ -153,6 +153,7 @@ for step in range(3):
 CUDA = """
 import threading
 
+import pynvml
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -191,6 +192,14 @@ torch.set_default_device(None)
 assert torch.device("cuda", 0).type == torch.device("cuda").type == "cuda"
 assert next(model.parameters()).is_cuda and not torch.ones(1).is_cuda
 assert torch.cuda.get_device_properties(0).total_memory == torch.cuda.mem_get_info()[1]
+pynvml.nvmlInit()
+handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+assert pynvml.nvmlDeviceGetName(handle) == torch.cuda.get_device_name()
+assert pynvml.nvmlDeviceGetMemoryInfo(handle).total == torch.cuda.mem_get_info()[1]
+try:
+    torch.cuda.utilization()
+except pynvml.NVMLError_NotSupported:
+    pynvml.nvmlShutdown()
 optimizer = torch.optim.SGD([*model.parameters(), *head.parameters()])
 scaler = torch.amp.GradScaler("cuda")
 for step in range(4):

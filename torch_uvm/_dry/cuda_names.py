@@ -146,6 +146,7 @@ def answer_for_cuda(card: Card) -> None:
     cuda.get_device_capability = lambda device=None: capability
     cuda.get_device_properties = lambda device=None: properties
     cuda.mem_get_info = lambda device=None: (card.memory_bytes, card.memory_bytes)
+    cuda._get_nvml_device_index = ours._index
     cuda.nvtx._nvtx = _NoRanges()
     torch.Generator = _Generator  # type: ignore[misc]
     parallel: Any = sys.modules[torch.nn.DataParallel.__module__]

@@ -21,8 +21,10 @@ from torch_uvm._dry.autocast import cast_as_on_cuda
 from torch_uvm._dry.cuda_names import answer_for_cuda
 from torch_uvm._dry.left_out import leave_out
 from torch_uvm._dry.mode import DryMode
+from torch_uvm._dry.nvml import answer_for_nvml
 from torch_uvm._dry.results import NoResult
 from torch_uvm._dry.timeline import Timeline, durations_us
+from torch_uvm._patches.import_hooks import when_imported
 from torch_uvm._residency.steps import step
 from torch_uvm._tools.cards import Card
 from torch_uvm._tools.dry_runs import trace_name
@@ -78,6 +80,7 @@ class Run:
         """From here on the thread's operators do not compute."""
         leave_out(self.mode.stand_ins)
         answer_for_cuda(self._cards[0])
+        when_imported("pynvml", lambda module: answer_for_nvml(module, self._cards[0]))
         allocation_sites.start()
         register_optimizer_step_post_hook(lambda optimizer, args, kwargs: self._stepped(optimizer))
         sys.modules["torch_uvm"].step = self._step  # type: ignore[attr-defined]
