@@ -242,6 +242,9 @@ bool Room::try_to_evict(std::size_t bytes, int device, Need need, Stream taker) 
   std::optional<std::vector<Record*>> run;
   for (const std::size_t spare : {std::size_t{0}, bytes / 8, bytes / 4, bytes / 2, bytes}) {
     const std::size_t wanting = bytes + spare - std::min(state_.memory.unused(device), bytes + spare);
+    if (wanting == 0 && spare != 0) {
+      continue; // nothing has left since the last search
+    }
     if (wanting > 0) {
       if (spare == 0) {
         run = min_cost_range(bytes, device, need);
