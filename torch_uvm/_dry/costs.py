@@ -110,7 +110,7 @@ def work_of(
     name = op.name().partition(".")[0]
     flops = _flops(op, args, kwargs, results)
     kind = next((kind for part, kind in _KINDS if part in name), "matmul") if flops else ""
-    if kind == "convolution" and _groups(name, args) > 1:
+    if kind == "convolution" and _groups(op, args) > 1:
         kind = "grouped_convolution"
     operands = tensors_of(args, kwargs)
     seen = {id(it) for it in operands}
@@ -182,9 +182,9 @@ def copy_us(work: Work, card: Card, to_host: bool, pinned: bool) -> float:
     return work.bytes / 2 / (rate if pinned else min(rate, pageable)) * 1e6 + card.launch_us
 
 
-def _groups(name: str, args: tuple[Any, ...]) -> int:
-    at = 9 if name == "aten::convolution_backward" else 8
-    return int(args[at]) if len(args) > at else 1
+def _groups(op: torch._ops.OpOverload, args: tuple[Any, ...]) -> int:
+    named = zip(op._schema.arguments, args, strict=False)
+    return next((int(value) for argument, value in named if argument.name == "groups"), 1)
 
 
 def _rate_of(kind: str, operands: list[Tensor]) -> str:

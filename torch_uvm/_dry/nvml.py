@@ -11,7 +11,7 @@ from torch_uvm._tools.cards import Card
 
 
 def answer_for_nvml(nvml: Any, card: Card) -> None:
-    """Lets the module answer what a card is and has free. What it measures is not supported, as on some cards."""
+    """Lets the module say what the card is and has free. Measurements are not supported, as on some cards."""
 
     def memory_info(device: object, version: object = None) -> types.SimpleNamespace:
         free, total = torch.cuda.mem_get_info()

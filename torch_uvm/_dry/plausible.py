@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 #: Counts, of which a script may divide by one.
-_COUNTS = ("aten::sum", "aten::count_nonzero", "aten::prod", "aten::numel")
+_COUNTS = ("aten::sum", "aten::count_nonzero", "aten::prod")
 _ALL = ("aten::all", "aten::equal", "aten::_is_all_true")
 _ORDERS = ("aten::lt", "aten::le", "aten::gt", "aten::ge", "aten::_to_copy")
 _GUESSED = "_torch_uvm_guessed"  # an attribute of storages: the results of comparisons
