@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torch_uvm import _C
-from torch_uvm._switch.scopes import SwitchScope
+from torch_uvm._switch.switch import SwitchScope
 from torch_uvm._util.arguments import (
     Device,
     accelerator,

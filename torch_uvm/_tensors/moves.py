@@ -16,7 +16,7 @@ from torch_uvm import _C
 from torch_uvm._patches import install, tensor_to
 from torch_uvm._patches.tensor_to import inside, inside_a_module
 from torch_uvm._residency.pins import resident
-from torch_uvm._switch.scopes import disabled
+from torch_uvm._switch.switch import disabled
 from torch_uvm._util.arguments import Device, check_flag, exact_keywords, resolve_device, show
 from torch_uvm._util.compiler import break_the_graph, is_recorded, refuse_to_record
 
