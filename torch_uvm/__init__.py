@@ -58,8 +58,7 @@ from torch_uvm._residency.pins import keep_resident, resident
 from torch_uvm._residency.steps import step
 from torch_uvm._residency.uses import uses
 from torch_uvm._switch.switch import disable, disabled, enable, enabled, is_enabled
-from torch_uvm._tensors.managed import is_managed
-from torch_uvm._tensors.moves import move_or_copy, to
+from torch_uvm._tensors.moves import is_managed, move_or_copy, to
 from torch_uvm._tensors.operators import register_rules
 from torch_uvm._util.version import VERSION
 

@@ -1,4 +1,4 @@
-"""Moves, which give the same bytes another device label, and copies into managed memory.
+"""Managed tensors: which ones are, moves, which give the same bytes another device label, and copies.
 
 A *move* is requested by name, `torch_uvm.to(x, device)` or `t.to(device, managed=True)`, and shares the
 bytes. A plain `.to`, `.cpu()` or `Module.to` keeps PyTorch's meaning, a copy.
@@ -21,6 +21,27 @@ from torch_uvm._util.arguments import Device, check_flag, exact_keywords, resolv
 from torch_uvm._util.compiler import break_the_graph, is_recorded, refuse_to_record
 
 _Movable = TypeVar("_Movable", bound=torch.Tensor | torch.nn.Module)
+
+
+@exact_keywords
+@break_the_graph
+def is_managed(t: torch.Tensor) -> bool:
+    """Whether the bytes of `t` are managed: addressable by the CPU and by every device.
+
+    A view is managed if its base is. Tensors without bytes of their own (meta, sparse) are not.
+
+    Args:
+        t: a tensor of any shape, on any device.
+
+    Raises:
+        TypeError: `t` is not a tensor.
+
+    >>> torch_uvm.is_managed(torch_uvm.memory.empty(4)), torch_uvm.is_managed(torch.empty(4))
+    (True, False)
+    """
+    if not isinstance(t, torch.Tensor):
+        raise TypeError(f"is_managed() takes a torch.Tensor; received {show(t)}")
+    return _C.is_managed(t)
 
 
 def _has_bytes_of_its_own(x: torch.Tensor) -> bool:
