@@ -13,9 +13,12 @@ from typing import Any
 import torch
 
 from torch_uvm import _C
-from torch_uvm._allocators.fragmentation import fragmentation
 from torch_uvm._residency.limits import get_host_limit
 from torch_uvm._util.arguments import Device, accelerator, exact_keywords, resolve_home
+
+_MIB = 1 << 20
+#: A row of the fragmentation has the free pieces of at least this size, and smaller than the next row's.
+_LEAST = (0, 64 << 10, _MIB, 8 * _MIB, 32 * _MIB, 128 * _MIB, 1024 * _MIB)
 
 
 @exact_keywords
@@ -131,12 +134,16 @@ def memory_snapshot(device: Device | None = None) -> list[dict[str, Any]]:
     Raises:
         TypeError, ValueError: an unknown device or index.
     """
-    segments = [_for_viewers(segment) for segment in _C.memory_snapshot()]
+    place = _place(device)
+    return [_for_viewers(it) for it in _C.memory_snapshot() if place in (None, it["device"])]
+
+
+def _place(device: Device | None) -> int | None:
+    """A home as snapshots have it: -1 is the host. None: all homes."""
     home = resolve_home(device)
     if home is None:
-        return segments
-    index = -1 if home.type == "cpu" else home.index
-    return [segment for segment in segments if segment["device"] == index]
+        return None
+    return -1 if home.type == "cpu" else home.index
 
 
 def _for_viewers(segment: dict[str, Any]) -> dict[str, Any]:
@@ -152,11 +159,21 @@ def _for_viewers(segment: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _pieces_table(found: dict[str, Any]) -> str:
+    rows = [(key, count, "") for key, count in found.items() if key.endswith("_bytes")]
+    for it in found["pieces"]:
+        if it["count"]:
+            least = _C.format_bytes(it["least_bytes"])
+            rows.append((f"  pieces from {least}", it["bytes"], f"  in {it['count']}"))
+    return "".join(f"{name:<29}{_C.format_bytes(count):>14}{more}\n" for name, count, more in rows)
+
+
 @exact_keywords
 def memory_fragmentation(device: Device | None = None) -> dict[str, Any]:
     """How the free managed memory is fragmented: why a request may not fit.
 
-    Arguments and errors as those of `memory_stats`.
+    A block counts for the home that it is filed under, a segment for the one that it was made for. Arguments
+    and errors as those of `memory_stats`.
 
     Returns:
         a dictionary. Bytes are "reserved_bytes" (of segments made for `device`), "allocated_bytes",
@@ -167,7 +184,38 @@ def memory_fragmentation(device: Device | None = None) -> dict[str, Any]:
         {"least_bytes", "count", "bytes"} for the free pieces of at least that size and below the next
         entry's. "table" is all of it as text.
     """
-    return fragmentation(resolve_home(device))
+    place = _place(device)
+    segments = _C.memory_snapshot()
+    blocks = [
+        (block, segment["active_size"] == 0)
+        for segment in segments
+        for block in segment["blocks"]
+        if place in (None, block["device"])
+    ]
+    allocated = [block for block, _ in blocks if block["state"] == "active_allocated"]
+    free = [(block["size"], unused) for block, unused in blocks if block["state"] == "inactive"]
+    rows = [[size for size, _ in free if size >= least] for least in _LEAST]
+    sizes = sum(block["size"] for block in allocated)
+    total, largest = sum(size for size, _ in free), max((size for size, _ in free), default=0)
+    requested = sum(block["requested_size"] for block in allocated)
+    above = [*rows[1:], []]
+    found: dict[str, Any] = {
+        "reserved_bytes": sum(s["total_size"] for s in segments if place in (None, s["device"])),
+        "allocated_bytes": sizes,
+        "requested_bytes": requested,
+        "rounding_bytes": sizes - requested,
+        "pending_bytes": sum(block["size"] for block, _ in blocks) - sizes - total,
+        "free_bytes": total,
+        "inactive_split_bytes": sum(size for size, unused in free if not unused),
+        "unused_segment_bytes": sum(size for size, unused in free if unused),
+        "largest_free_bytes": largest,
+        "share_outside_largest": 1 - largest / total if total else 0.0,
+        "pieces": [
+            {"least_bytes": least, "count": len(own) - len(more), "bytes": sum(own) - sum(more)}
+            for least, own, more in zip(_LEAST, rows, above, strict=True)
+        ],
+    }
+    return found | {"table": _pieces_table(found)}
 
 
 #: Rows of `memory_summary`: keys of `memory_stats`, and of `stats`.
@@ -237,5 +285,5 @@ def memory_summary(device: Device | None = None, abbreviated: bool = False) -> s
         cells = map(_C.format_bytes if key.endswith("_bytes") else str, values)
         lines.append(f"{key:<23}" + "".join(f"{cell:>14}" for cell in cells))
     if not abbreviated:
-        lines += [rule, fragmentation(home)["table"].rstrip("\n")]
+        lines += [rule, memory_fragmentation(home)["table"].rstrip("\n")]
     return "\n".join([*lines, rule, *_residency_lines(home), rule, ""])
