@@ -20,7 +20,7 @@ def deferred(trace: Trace) -> Trace | None:
     """
     if any(op.name.startswith(("aten::_foreach_addcdiv", "aten::addcdiv")) for op in trace.operators):
         return None
-    times = operator_times(trace, 0, len(trace.operators), None if trace.groups else 1.0)
+    times = operator_times(trace, None if trace.groups else 1.0)
     loop = _Deferring(trace, times)
     for at, op in enumerate(trace.operators):
         loop.add(at, op)

@@ -13,8 +13,8 @@ from typing import NamedTuple
 from torch_uvm._tools.access_traces import OperatorGroup, Trace
 
 
-def operator_times(trace: Trace, first: int, end: int, step_ms: float | None = None) -> list[float]:
-    """Milliseconds of the operators from ``first`` to before ``end``.
+def operator_times(trace: Trace, step_ms: float | None = None) -> list[float]:
+    """Milliseconds of each operator.
 
     A timed group's operators share its time in the ratio of the bytes that they use. Operators that no group
     has timed get the mean rate of the others.
@@ -27,15 +27,14 @@ def operator_times(trace: Trace, first: int, end: int, step_ms: float | None = N
     """
     bytes_of = {name: storage.bytes for name, storage in trace.storages.items()}.__getitem__
     weights = [  # small operators take a moment, too
-        sum(map(bytes_of, {*op.reads, *op.writes, *op.births}), 1 << 20) for op in trace.operators[first:end]
+        sum(map(bytes_of, {*op.reads, *op.writes, *op.births}), 1 << 20) for op in trace.operators
     ]
-    found: list[float | None] = [None] * (end - first)
+    found: list[float | None] = [None] * len(weights)
     for group in trace.groups:
-        if first <= group.first and group.first + group.operators <= end:
-            places = range(group.first - first, group.first - first + group.operators)
-            total = sum(weights[at] for at in places)
-            for at in places:
-                found[at] = group.us / 1e3 * weights[at] / total
+        places = range(group.first, group.first + group.operators)
+        total = sum(weights[at] for at in places)
+        for at in places:
+            found[at] = group.us / 1e3 * weights[at] / total
     known = sum(ms for ms in found if ms is not None)
     timed = sum(weight for weight, ms in zip(weights, found, strict=True) if ms is not None)
     if not timed and step_ms is None:
@@ -75,7 +74,7 @@ def device_times(trace: Trace, size: int) -> DeviceTimes:
         return DeviceTimes(trace)
     held = trace.holds[0]
     first = held - size
-    recorded = operator_times(trace, 0, count)
+    recorded = operator_times(trace)
     groups = []
     for at, op in enumerate(trace.operators):
         behind = range(held + (at - held) % size, count, size)  # as far into the loop

@@ -94,12 +94,12 @@ class TracedLoop:
             raise ValueError("the trace has storages of more than one device")
         count = len(trace.operators)
         self._loop = _C.TracedLoop(traced(trace))
-        self._times = operator_times(trace, 0, count, None if trace.groups else step_ms)
+        self._times = operator_times(trace, None if trace.groups else step_ms)
         found = self.decided(EVERYTHING, 0.0, H200, whole=False) if trace.holds or step_ms else None
         #: The trace's own times.
         self.device = device_times(trace, found["operators"] if found else count)
         if self.device.first is not None:
-            self._times = operator_times(self.device.trace, 0, count)
+            self._times = operator_times(self.device.trace)
         if found and step_ms:
             first, end = found["first"], found["first"] + found["operators"]
             scale = step_ms * found["steps"] / sum(self._times[first:end])
