@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from torch_uvm import _C
-from torch_uvm._switch.switch import SwitchScope
+from torch_uvm._switch.switch import switch_scope
 from torch_uvm._util.arguments import (
     Device,
     accelerator,
@@ -20,6 +20,7 @@ from torch_uvm._util.arguments import (
     show,
 )
 from torch_uvm._util.runtime import check_runtime
+from torch_uvm._util.scopes import ReentrantScope
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -192,23 +193,12 @@ class LoggingAllocator(Allocator):
         return rows
 
 
-class AllocatorScope(SwitchScope):
-    """What `use_allocator` returns: a context manager and a decorator, as `torch_uvm.enabled()` is."""
-
-    def __init__(self, allocator: Allocator | None) -> None:
-        super().__init__(True, None if allocator is None else allocator.handle)
-        self._allocator = allocator
-
-    def __repr__(self) -> str:
-        return f"torch_uvm.allocators.use_allocator({self._allocator!r})"
-
-
 class ScopedAllocator(Allocator):
     """An allocator that is also a context manager: in a `with` block, new tensors come from it."""
 
     def __init__(self, handle: _C.Allocator) -> None:
         super().__init__(handle)
-        self._open: list[AllocatorScope] = []
+        self._open: list[ReentrantScope] = []
 
     def _begin(self) -> None:
         raise NotImplementedError
@@ -219,7 +209,7 @@ class ScopedAllocator(Allocator):
     def __enter__(self) -> Self:
         self._begin()
         try:
-            self._open.append(AllocatorScope(self).__enter__())
+            self._open.append(use_allocator(self).__enter__())
         except BaseException:
             self._end()
             raise
@@ -233,11 +223,12 @@ class ScopedAllocator(Allocator):
 
 
 @exact_keywords
-def use_allocator(allocator: Allocator | None) -> AllocatorScope:
+def use_allocator(allocator: Allocator | None) -> ReentrantScope:
     """A scope in which new tensors on the accelerator are managed, with memory from `allocator`.
 
-    It holds for the thread that opens it and for the threads that run its backward. Tensors of a home that
-    the allocator does not serve (an arena serves one device) get memory from the process's allocator.
+    A context manager and a decorator, as `torch_uvm.enabled()` is. It holds for the thread that opens it and
+    for the threads that run its backward. Tensors of a home that the allocator does not serve (an arena
+    serves one device) get memory from the process's allocator.
 
     Args:
         allocator: None for the process's own, within another such scope.
@@ -246,13 +237,14 @@ def use_allocator(allocator: Allocator | None) -> AllocatorScope:
         TypeError: `allocator` is something else.
         RuntimeError: there is no managed memory on this machine (on entry).
     """
-    return AllocatorScope(None if allocator is None else _checked(allocator, "allocator"))
+    handle = None if allocator is None else _checked(allocator, "allocator").handle
+    return switch_scope(f"torch_uvm.allocators.use_allocator({allocator!r})", True, handle)
 
 
-def made_by(allocator: Any, device: torch.device, what: str) -> AllocatorScope | None:
+def made_by(allocator: Any, device: torch.device, what: str) -> ReentrantScope | None:
     """The scope in which a factory makes a tensor for `allocator`; None if `allocator` is None."""
     if allocator is None:
         return None
     if not _checked(allocator, f"{what}() allocator").handle.serves(device):
         raise ValueError(f"{what}() on {device}, which {allocator!r} does not serve")
-    return AllocatorScope(allocator)
+    return use_allocator(allocator)

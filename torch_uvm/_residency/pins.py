@@ -65,31 +65,14 @@ def keep_resident(x: Hinted) -> Kept:
     return Kept(managed_tensors_in(x, "keep_resident"))
 
 
-class ResidentScope(EagerScope[_C.Pins]):
-    """What `resident` returns. It can be entered again while it is open, also by other threads."""
-
-    def __init__(self, x: Hinted) -> None:
-        super().__init__()
-        self._x = x
-
-    def _begin(self) -> _C.Pins:
-        tensors = managed_tensors_in(self._x, "resident")  # now: a module's tensors may have changed
-        return _C.Pins(_to_pin(tensors))
-
-    def _end(self, entry: _C.Pins) -> None:
-        entry.end()
-
-    def __repr__(self) -> str:
-        return "torch_uvm.resident(...)"
-
-
 @exact_keywords
 @break_the_graph
-def resident(x: Hinted) -> ResidentScope:
+def resident(x: Hinted) -> EagerScope:
     """A scope in which managed tensors are pinned on their device, as `keep_resident` does it.
 
-    A context manager and a decorator. Inside, `data_ptr()` of the tensors stays valid. Scopes nest, in one
-    thread and between threads; leaving one by an exception unpins, too.
+    A context manager and a decorator, which can be entered again while it is open. Inside, `data_ptr()` of
+    the tensors stays valid. Scopes nest, in one thread and between threads; leaving one by an exception
+    unpins, too.
 
     Args:
         x: as for `keep_resident`; its tensors are collected each time the scope is entered.
@@ -103,4 +86,8 @@ def resident(x: Hinted) -> ResidentScope:
     ...     address = weights.data_ptr()
     """
     managed_tensors_in(x, "resident")
-    return ResidentScope(x)
+
+    def begin() -> _C.Pins:
+        return _C.Pins(_to_pin(managed_tensors_in(x, "resident")))  # a module's tensors may have changed
+
+    return EagerScope("torch_uvm.resident(...)", begin, _C.Pins.end)

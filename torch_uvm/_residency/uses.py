@@ -15,30 +15,14 @@ from torch_uvm._util.scopes import EagerScope
 _known: dict[frozenset[int], _C.Unobserved] = {}
 
 
-class UsesScope(EagerScope["_C.DeclaredUse | None"]):
-    """What `uses` returns."""
-
-    def __init__(self, tensors: list[torch.Tensor], written: frozenset[int]) -> None:
-        super().__init__()
-        self._tensors = tensors
-        if written not in _known:
-            _known[written] = _C.Unobserved("torch_uvm.uses", (), written, None)
-        self._code = _known[written]
-
-    def _begin(self) -> _C.DeclaredUse | None:
-        return self._code.use(self._tensors)
-
-    def _end(self, entry: _C.DeclaredUse | None) -> None:
-        if entry is not None:
-            _C.leave_use(entry)
-
-    def __repr__(self) -> str:
-        return f"torch_uvm.uses(... {len(self._tensors)} tensors)"
+def _end(entry: _C.DeclaredUse | None) -> None:
+    if entry is not None:
+        _C.leave_use(entry)
 
 
 @exact_keywords
 @break_the_graph
-def uses(*tensors: torch.Tensor, writes: Iterable[torch.Tensor] | torch.Tensor | None = None) -> UsesScope:
+def uses(*tensors: torch.Tensor, writes: Iterable[torch.Tensor] | torch.Tensor | None = None) -> EagerScope:
     """Declares that the code within is one operator on these tensors.
 
     A context manager and a decorator, for calls of extensions that PyTorch's dispatcher does not see: those
@@ -69,4 +53,8 @@ def uses(*tensors: torch.Tensor, writes: Iterable[torch.Tensor] | torch.Tensor |
         if not isinstance(each, torch.Tensor):
             raise TypeError(f"uses() takes tensors; got {show(each)}")
     names = set(map(id, written))
-    return UsesScope(used, frozenset([at for at, each in enumerate(used) if id(each) in names]))
+    places = frozenset([at for at, each in enumerate(used) if id(each) in names])
+    if places not in _known:
+        _known[places] = _C.Unobserved("torch_uvm.uses", (), places, None)
+    code = _known[places]
+    return EagerScope(f"torch_uvm.uses(... {len(used)} tensors)", lambda: code.use(used), _end)

@@ -107,51 +107,47 @@ def is_enabled() -> bool:
     return _C.is_enabled()
 
 
-class SwitchScope(ReentrantScope[_C.Scope]):
-    """What `enabled()` and `disabled()` return: a context manager and a decorator.
+def switch_scope(name: str, on: bool, *allocator: _C.Allocator | None) -> ReentrantScope:
+    """A scope of the thread that enters it, in which new tensors are managed or are not.
 
-    One object can be entered again while it is open, also by other threads; each entry is a scope of the
-    thread that made it.
+    Args:
+        name: as messages show it.
+        allocator: () keeps that of the scope around it; (None,): the process's own.
     """
 
-    def __init__(self, on: bool, *allocator: _C.Allocator | None) -> None:
-        super().__init__()
-        self._on = on
-        self._allocator_handle = allocator  # () keeps that of the scope around it; (None,): the process's own
-
-    def _begin(self) -> _C.Scope:
-        if self._on:
-            check_runtime(repr(self))
+    def begin() -> _C.Scope:
+        if on:
+            check_runtime(name)
             install.for_managed_tensors()
             budgets.request_default()
-        return _C.Scope(self._on, *self._allocator_handle)
+        return _C.Scope(on, *allocator)
 
-    def _end(self, entry: _C.Scope) -> None:
-        entry.close()
-        if not _C.is_enabled():
-            _C.flush_all_pending()
+    return ReentrantScope(name, begin, _end)
 
-    def __repr__(self) -> str:
-        return "torch_uvm.enabled()" if self._on else "torch_uvm.disabled()"
+
+def _end(scope: _C.Scope) -> None:
+    scope.close()
+    if not _C.is_enabled():
+        _C.flush_all_pending()
 
 
 @exact_keywords
-def enabled() -> SwitchScope:
+def enabled() -> ReentrantScope:
     """A scope in which new tensors on the accelerator are managed.
 
-    A context manager and a decorator. It holds for the thread that opens it and for the threads that run its
-    backward, not for other threads. It takes no options: limit, budget and `moves` belong to the process,
-    and are what `enable` set.
+    A context manager and a decorator, which can be entered again while it is open. It holds for the thread
+    that enters it and for the threads that run its backward, not for other threads. It takes no options:
+    limit, budget and `moves` belong to the process, and are what `enable` set.
 
     >>> with torch_uvm.enabled():
     ...     x = torch.ones(4, device=torch.accelerator.current_accelerator())
     >>> @torch_uvm.enabled()
     ... def step(): ...
     """
-    return SwitchScope(True)
+    return switch_scope("torch_uvm.enabled()", True)
 
 
 @exact_keywords
-def disabled() -> SwitchScope:
+def disabled() -> ReentrantScope:
     """A scope in which new tensors get ordinary memory; otherwise like `enabled`."""
-    return SwitchScope(False)
+    return switch_scope("torch_uvm.disabled()", False)

@@ -6,35 +6,34 @@ import inspect
 import threading
 from collections.abc import Callable
 from contextlib import ContextDecorator
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from torch_uvm._util.arguments import show
 from torch_uvm._util.compiler import break_the_graph
 
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
-_Entry = TypeVar("_Entry")
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-class ReentrantScope(ContextDecorator, Generic[_Entry]):
+class ReentrantScope(ContextDecorator):
     """A context manager and a decorator; each entry is a scope of its own.
 
     Leaving ends the calling thread's last entry. If it has none, the last entry of any thread is ended: a
     generator may be entered by one thread and be closed, or collected, by another.
+
+    Args:
+        name: as messages show it.
+        begin: opens a scope, and returns an entry. If Ctrl-C comes before that is noted, dropping it must end
+            the scope.
+        end: is called with the entry.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str, begin: Callable[[], Any], end: Callable[[Any], None]) -> None:
+        self._name, self._begin, self._end = name, begin, end
         self._lock = threading.Lock()
-        self._open: list[tuple[int, _Entry]] = []  # with the threads that entered, oldest first
+        self._open: list[tuple[int, Any]] = []  # with the threads that entered, oldest first
 
-    def _begin(self) -> _Entry:
-        """Opens a scope. If Ctrl-C comes before it is noted, dropping the entry must end it."""
-        raise NotImplementedError
-
-    def _end(self, entry: _Entry) -> None:
-        raise NotImplementedError
+    def __repr__(self) -> str:
+        return self._name
 
     def __call__(self, func: _Function) -> _Function:
         # The bodies of others run when the scope is closed, or interleaved with other code of the thread.
@@ -46,7 +45,7 @@ class ReentrantScope(ContextDecorator, Generic[_Entry]):
             )
         return super().__call__(func)
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> ReentrantScope:
         entry = threading.get_ident(), self._begin()
         with self._lock:
             self._open.append(entry)
@@ -63,11 +62,11 @@ class ReentrantScope(ContextDecorator, Generic[_Entry]):
         self._end(entry)
 
 
-class EagerScope(ReentrantScope[_Entry]):
+class EagerScope(ReentrantScope):
     """A scope that torch.compile enters and leaves between graphs."""
 
     @break_the_graph
-    def __enter__(self) -> Self:
+    def __enter__(self) -> ReentrantScope:
         return super().__enter__()
 
     @break_the_graph
