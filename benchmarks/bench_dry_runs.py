@@ -34,7 +34,7 @@ def main() -> None:
             continue
         begin, measured = time.perf_counter(), traces["in_place"]
         with tempfile.TemporaryDirectory() as folder:
-            found = dry_run([str(HERE / "_workloads.py"), name], card=card, folder=Path(folder))
+            found = dry_run([str(HERE / "_workloads.py"), name], cards=[card], folder=Path(folder))
         step = found.step_ms / measured["step_ms"] - 1
         peak = found.step_peak_bytes / measured["peak_bytes"] - 1
         errors["step"].append(abs(step))

@@ -46,7 +46,7 @@ def loops_of(argv: list[str], card: Card, folder: Path) -> list[Loop]:
     Raises:
         DryRunError, ValueError: it has no plan.
     """
-    found = dry_run(argv, card=card, folder=folder, steps=FEWEST)
+    found = dry_run(argv, cards=[card], folder=folder, steps=FEWEST)
     (trace,) = found.loops()
     return plans.loops_of(trace, card, on_gpu=False)
 

@@ -57,7 +57,7 @@ def real_run(spawn: Spawn, argv: Sequence[str]) -> tuple[Trace, int]:
 def run_dry(folder: Path, text: str, *arguments: str, **options: int) -> DryRun:
     script = folder / "script.py"
     script.write_text(text)
-    return dry_run([str(script), *arguments], card=H200, folder=folder, **options)  # type: ignore[arg-type]
+    return dry_run([str(script), *arguments], cards=[H200], folder=folder, **options)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -309,7 +309,7 @@ def test_a_module_runs_dry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     told: list[tuple[int, int]] = []
     found = dry_run(
         ["-m", "trainer", "--fused"],
-        card=H200,
+        cards=[H200],
         folder=tmp_path,
         steps=1,
         progress=lambda done, steps: told.append((done, steps)),

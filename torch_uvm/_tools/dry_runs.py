@@ -128,8 +128,7 @@ class DryRunError(RuntimeError):
 def dry_run(
     argv: Sequence[str],
     *,
-    card: Card,
-    others: Sequence[Card] = (),
+    cards: Sequence[Card],
     folder: Path,
     steps: int = 4,
     progress: Callable[[int, int], object] | None = None,
@@ -142,8 +141,7 @@ def dry_run(
 
     Args:
         argv: the script and its arguments, or "-m", a module and its arguments.
-        card: whose times the trace has.
-        others: cards whose times further traces have.
+        cards: whose times the traces have.
         folder: an existing one.
         steps: to record after the first.
         progress: called with hundredths of steps done, and all of them, as the script goes on.
@@ -155,7 +153,7 @@ def dry_run(
     def start(output: Path, read_end: int, write_end: int) -> int:
         request = {
             "argv": list(argv),
-            "cards": [dataclasses.asdict(it) for it in (card, *others)],
+            "cards": [dataclasses.asdict(it) for it in cards],
             "folder": str(folder.absolute()),
             "steps": steps,
             "progress": write_end,

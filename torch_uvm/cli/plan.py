@@ -199,9 +199,7 @@ def _from_script(
 def _dry_run(argv: list[str], cards: Sequence[Card], folder: Path, steps: int) -> DryRun:
     try:
         with Progress("dry run") as running:
-            return dry_run(
-                argv, card=cards[0], others=cards[1:], folder=folder, steps=steps, progress=running
-            )
+            return dry_run(argv, cards=cards, folder=folder, steps=steps, progress=running)
     except DryRunError as error:
         lines = error.output.read_text(encoding="utf-8", errors="replace").splitlines()
         sys.stderr.writelines(f"{printable(line)}\n" for line in lines[-20:])
