@@ -232,9 +232,9 @@ def _budget_line(index: int, peaks: dict[int, int], now: dict[int, int]) -> str:
     if budget is None:
         figure = "none" if asked in (None, "none") else f"{asked}, from its first managed memory on"
     else:
-        figure = f"{_C.format_bytes(budget)} (requested: {asked})"
-    used = f"; reserved {_C.format_bytes(now.get(index, 0))}, peak {_C.format_bytes(peaks.get(index, 0))}"
-    return f"budget of device {index}: {figure}{used if budget is not None else ''}"
+        reserved, peak = (_C.format_bytes(it.get(index, 0)) for it in (now, peaks))
+        figure = f"{_C.format_bytes(budget)} (requested: {asked}); reserved {reserved}, peak {peak}"
+    return f"budget of device {index}: {figure}"
 
 
 def _residency_lines(home: torch.device | None) -> list[str]:

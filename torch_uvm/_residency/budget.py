@@ -29,7 +29,7 @@ ALSO = """, '80%' of the device's memory, "auto" or None ("none")"""
 _LEAST_BYTES = 1 << 20
 
 
-def budget_text(budget: object, what: str = "budget") -> str:
+def budget_text(budget: object) -> str:
     """A budget as the option table stores it. Warns if it is below 1 MiB.
 
     Raises:
@@ -38,12 +38,12 @@ def budget_text(budget: object, what: str = "budget") -> str:
     """
     if budget is None:
         return "none"
-    text = budget if isinstance(budget, str) else str(byte_count(budget, what, also=ALSO))
+    text = budget if isinstance(budget, str) else str(byte_count(budget, "budget", also=ALSO))
     try:
         text = _C.parse_budget(text)
     except ValueError as error:
-        raise ValueError(f"{what}={budget!r}: {error}; accepted: {BYTE_FORMS}{ALSO}") from None
-    warn_of_few_bytes(text, what)
+        raise ValueError(f"budget={budget!r}: {error}; accepted: {BYTE_FORMS}{ALSO}") from None
+    warn_of_few_bytes(text, "budget")
     return text
 
 

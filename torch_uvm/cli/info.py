@@ -106,11 +106,11 @@ def _shown(key: str, value: Any, indent: str = "") -> Iterator[str]:
         text = _C.format_bytes(value)
     else:
         text = printable(value)
-    yield from _wrapped(f"{indent}{key:<{28 - len(indent)}}{'none' if value in (None, []) else text}", "  ")
+    yield from _wrapped(f"{indent}{key:<{28 - len(indent)}}{'none' if value in (None, []) else text}")
 
 
-def _wrapped(text: str, indent: str) -> list[str]:
-    return textwrap.wrap(text, 100, subsequent_indent=indent)
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, 100, subsequent_indent="  ")
 
 
 def _text(facts: dict[str, Any], report: bool) -> str:
@@ -123,7 +123,7 @@ def _text(facts: dict[str, Any], report: bool) -> str:
     if facts["off"]:
         lines += ["", "what is off, and what to do"]
     for it in facts["off"]:
-        lines += [*_wrapped("- " + it["what"], "  "), *_wrapped("  " + it["do"], "  ")]
+        lines += [*_wrapped("- " + it["what"]), *_wrapped("  " + it["do"])]
     if report:
         changed = {it["key"]: it["value"] for it in facts["options"] if it["value"] != it["default"]}
         lines += ["", *_shown("options that are not the default", changed)]
