@@ -1,8 +1,4 @@
-"""Reads and checks traces of accesses, which `record_accesses` writes (docs/annex.md).
-
-A trace may come from an untrusted source. Reading runs nothing, and what does not fit the format raises an
-error with the line's number.
-"""
+"""Reads and checks traces of accesses: what `torch_uvm.traces` exports, and describes."""
 
 from __future__ import annotations
 

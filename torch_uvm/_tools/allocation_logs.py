@@ -1,8 +1,4 @@
-"""Reads and checks logs of allocations: those of `record_allocations`, and RMM's (docs/annex.md).
-
-A log may come from an untrusted source: a row that does not fit raises an error with its line number.
-Pointers become numbers of allocations.
-"""
+"""Reads and checks logs of allocations: what `torch_uvm.allocation_logs` exports, and describes."""
 
 from __future__ import annotations
 
