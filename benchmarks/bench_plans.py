@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from torch_uvm._tools import plans
-from torch_uvm._tools.cards import Card, load_card
+from torch_uvm._tools.cards import Card, link_rates, load_card
 from torch_uvm._tools.dry_runs import FEWEST, DryRunError, dry_run
-from torch_uvm._tools.link_rates import link_rates
 from torch_uvm._tools.lower_bound import bound
 from torch_uvm._tools.plans import Loop, faster
 from torch_uvm._tools.schedules import TracedLoop

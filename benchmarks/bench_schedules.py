@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 from lower_bound import bound
 
-from torch_uvm._tools.link_rates import H200
+from torch_uvm._tools.cards import H200
 from torch_uvm._tools.schedules import TracedLoop
 from torch_uvm._tools.timed_iteration import iteration_of
 from torch_uvm.traces import Trace, read_trace

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from torch_uvm import _C
 from torch_uvm._tools import lower_bound
-from torch_uvm._tools.link_rates import LinkRates
+from torch_uvm._tools.cards import LinkRates
 from torch_uvm.traces import read_trace
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch_uvm._tools.link_rates import H200, LinkRates
+from torch_uvm._tools.cards import H200, LinkRates
 from torch_uvm._tools.schedules import Iteration, TracedLoop
 from torch_uvm.traces import Trace
 

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from torch_uvm import cli
-from torch_uvm._tools.cards import load_card
+from torch_uvm._tools.cards import LinkRates, link_rates, load_card, rates_of_engine
 from torch_uvm._tools.deferred_traces import deferred as derived
-from torch_uvm._tools.link_rates import LinkRates, link_rates, rates_of_engine
 from torch_uvm._tools.plan_advice import advice
 from torch_uvm._tools.plans import (
     DEFERRED,

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 import torch_uvm
 from torch_uvm import traces
-from torch_uvm._tools.link_rates import LinkRates
+from torch_uvm._tools.cards import LinkRates
 
 WEIGHT = 64 * MIB
 #: A weight crosses the link in 1 ms, either way.

@@ -30,7 +30,7 @@ from scipy.optimize import linprog
 from scipy.sparse import coo_array
 
 from torch_uvm._tools.access_traces import Trace
-from torch_uvm._tools.link_rates import H200, LinkRates
+from torch_uvm._tools.cards import H200, LinkRates
 from torch_uvm._tools.schedules import Iteration
 from torch_uvm._tools.timed_iteration import Segments, TimedIteration, iteration_of
 

@@ -10,9 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from torch_uvm._tools.access_traces import Trace
-from torch_uvm._tools.cards import Card
+from torch_uvm._tools.cards import Card, rates_of_engine
 from torch_uvm._tools.deferred_traces import deferred
-from torch_uvm._tools.link_rates import rates_of_engine
 from torch_uvm._tools.schedules import Iteration, TracedLoop
 from torch_uvm._tools.trace_memory import host_share, memory_of
 

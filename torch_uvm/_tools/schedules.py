@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from torch_uvm import _C
 from torch_uvm._tools.access_traces import Trace
-from torch_uvm._tools.link_rates import H200, LinkRates
+from torch_uvm._tools.cards import H200, LinkRates
 from torch_uvm._tools.operator_times import device_times, operator_times
 
 EVERYTHING = 1 << 52  #: a budget in which nothing moves

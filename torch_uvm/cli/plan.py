@@ -15,9 +15,8 @@ from typing import Any
 
 from torch_uvm import _C
 from torch_uvm._tools.access_traces import Trace, read_trace
-from torch_uvm._tools.cards import Card, card_names, load_card
+from torch_uvm._tools.cards import Card, card_names, link_rates, load_card
 from torch_uvm._tools.dry_runs import FEWEST, STEPS, DryRun, DryRunError, dry_run
-from torch_uvm._tools.link_rates import link_rates
 from torch_uvm._tools.plans import Loop, loops_of, make_plan, room_of
 from torch_uvm._util.escaping import excerpt, printable
 from torch_uvm._util.files import of_rank, output_argument, rank_here
