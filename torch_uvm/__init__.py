@@ -44,8 +44,7 @@ except ImportError as error:
     raise ImportError(explained) from error
 
 from torch_uvm import allocators, emulated, memory, tools
-from torch_uvm._allocators.memory_info import mem_get_info
-from torch_uvm._allocators.statistics import memory_summary
+from torch_uvm._allocators.statistics import mem_get_info, memory_summary
 from torch_uvm._dry.estimates import estimate_memory
 from torch_uvm._environment import apply_environment
 from torch_uvm._patches.aliased_inputs import watch_dynamo
