@@ -9,12 +9,6 @@ double time_of(std::size_t bytes, double rate) {
   return static_cast<double>(bytes) / rate * 1e6;
 }
 
-// Occupies a resource for `duration_us`, from `start_us` or from when it is free. Returns the end.
-double occupy(double& busy_us, double start_us, double duration_us) {
-  busy_us = std::max(busy_us, start_us) + duration_us;
-  return busy_us;
-}
-
 } // namespace
 
 void EmulatedClock::host_waited(double time_us) {
@@ -58,10 +52,6 @@ double EmulatedClock::kernel(int device, double stream_us, const Traffic& traffi
   // The launch is asynchronous, but takes the host launch_us. So the launch rate bounds the rate of small kernels.
   host_us_ += profile_.launch_us;
   return serve(device, begin + profile_.launch_us, traffic);
-}
-
-double EmulatedClock::fill(int device, double stream_us, double queued_us, const Traffic& traffic) {
-  return serve(device, start(device, stream_us, queued_us), traffic);
 }
 
 double EmulatedClock::prefetch(int device, double stream_us, double queued_us, Location to, const Traffic& traffic) {
@@ -109,7 +99,8 @@ double EmulatedClock::copy(int device, double stream_us, double queued_us, const
   } else if (copy.to < 0) {
     now = cross(link(copy.from), LinkClock::kToHost, now, copy);
   } else if (copy.from == copy.to) {
-    now = occupy(link(copy.to).internal_us, now, time_of(copy.bytes, profile_.device_copy_rate));
+    double& busy_us = link(copy.to).internal_us;
+    now = busy_us = std::max(busy_us, now) + time_of(copy.bytes, profile_.device_copy_rate);
   } else {
     LinkClock &leaving = link(copy.from).ways, &arriving = link(copy.to).ways;
     now = std::max({now, leaving.free_at(LinkClock::kToHost), arriving.free_at(LinkClock::kToDevice)});

@@ -36,10 +36,10 @@ class EmulatedClock {
   void host_waited(double time_us);
 
   double kernel(int device, double stream_us, const Traffic& traffic);
-  /// Accesses of a kernel that has been launched.
+  /// Accesses of a kernel that has been launched, or of a queued operation that only writes memory (zero_async).
   double serve(int device, double start_us, const Traffic& traffic);
-  /// A queued operation that only writes memory (zero_async).
-  double fill(int device, double stream_us, double queued_us, const Traffic& traffic);
+  /// When an operation that was queued at `queued_us` begins.
+  double start(int device, double stream_us, double queued_us);
   double prefetch(int device, double stream_us, double queued_us, Location to, const Traffic& traffic);
   double discard(int device, double stream_us, double queued_us, std::size_t bytes);
 
@@ -68,7 +68,6 @@ class EmulatedClock {
   Link& link(int device) {
     return links_[static_cast<std::size_t>(device)];
   }
-  double start(int device, double stream_us, double queued_us);
   /// Writes evicted pages back, which stops the device. \return the end of the write-back
   double write_back(int device, double start_us, std::size_t bytes);
   /// A copy over the link. \return the end

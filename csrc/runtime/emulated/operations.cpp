@@ -109,7 +109,7 @@ void EmulatedRuntime::account(StreamState& stream, const Operation& operation) {
       break;
     case Operation::Kind::kZero: // like a kernel that writes the range
       pages_.touch(Location::device(stream.device), operation.ptr, operation.bytes, true, traffic);
-      stream.time_us = clock_.fill(stream.device, stream.time_us, queued_us, traffic);
+      stream.time_us = clock_.serve(stream.device, clock_.start(stream.device, stream.time_us, queued_us), traffic);
       sample(stream.time_us);
       break;
     case Operation::Kind::kPrefetch:

@@ -10,20 +10,6 @@
 namespace torch_uvm::emulated {
 namespace {
 
-void unlink(LruNode& node) {
-  node.previous->next = node.next;
-  node.next->previous = node.previous;
-  node.previous = nullptr;
-  node.next = nullptr;
-}
-
-void link_last(LruNode& ends, LruNode& node) {
-  node.previous = ends.previous;
-  node.next = &ends;
-  ends.previous->next = &node;
-  ends.previous = &node;
-}
-
 std::optional<Location> location_of(std::int8_t index) {
   return index == Page::kNone ? std::nullopt : std::optional(Location{index});
 }
@@ -35,14 +21,7 @@ bool same_accessors(const Page& left, const Page& right) {
 } // namespace
 
 PageTable::PageTable(int devices, std::size_t device_bytes, MemoryKind memory, CounterTable& counters)
-    : counters_(counters), device_bytes_(device_bytes), memory_(memory) {
-  for (int device = 0; device < devices; ++device) {
-    devices_.push_back(std::make_unique<Device>());
-    LruNode& ends = devices_.back()->ends;
-    ends.previous = &ends;
-    ends.next = &ends;
-  }
-}
+    : counters_(counters), device_bytes_(device_bytes), memory_(memory), devices_(static_cast<std::size_t>(devices)) {}
 
 void PageTable::add(void* base, std::size_t bytes, Location home) {
   ManagedAllocation allocation;
@@ -51,7 +30,7 @@ void PageTable::add(void* base, std::size_t bytes, Location home) {
   allocation.home = home;
   allocation.page_count = (bytes - 1) / kPageBytes + 1;
   allocation.pages = std::make_unique<Page[]>(allocation.page_count);
-  allocation.nodes.resize(devices_.size());
+  allocation.used.resize(devices_.size());
   allocations_.emplace(allocation.base, std::move(allocation));
   managed_bytes_ += bytes;
 }
@@ -129,21 +108,19 @@ bool PageTable::make_room(int device, Traffic& traffic) {
     return false;
   }
   if (memory_ == MemoryKind::kCoherent) {
-    return devices_[static_cast<std::size_t>(device)]->pages < most;
+    return devices_[static_cast<std::size_t>(device)].pages.size() < most;
   }
-  while (devices_[static_cast<std::size_t>(device)]->pages >= most) {
+  while (devices_[static_cast<std::size_t>(device)].pages.size() >= most) {
     evict_one(device, traffic);
   }
   return true;
 }
 
 void PageTable::evict_one(int device, Traffic& traffic) {
-  Device& owner = *devices_[static_cast<std::size_t>(device)];
-  LruNode& node = *owner.ends.next;
-  Page& page = *node.page;
+  std::list<Page*>& pages = devices_[static_cast<std::size_t>(device)].pages;
+  Page& page = *pages.front();
   EmulatedCounters& counters = counters_.of(device);
-  unlink(node);
-  --owner.pages;
+  pages.pop_front();
   page.devices &= ~bit(device);
   if (!page.untouched() || page.discarded) {
     ++counters.dropped_pages; // there is another copy, or the contents were discarded
@@ -156,58 +133,47 @@ void PageTable::evict_one(int device, Traffic& traffic) {
 }
 
 void PageTable::reserve_plain(int device, std::size_t bytes, Traffic& traffic) {
-  Device& owner = *devices_[static_cast<std::size_t>(device)];
+  Device& owner = devices_[static_cast<std::size_t>(device)];
   if (bytes > device_bytes_ - owner.plain_bytes) {
     throw OutOfMemory(OutOfMemory::Cause::kDevice, bytes,
                       "device " + std::to_string(device) + " out of memory: " + format_bytes(bytes) + " asked for, " +
                           format_bytes(owner.plain_bytes) + " of " + format_bytes(device_bytes_) + " in use");
   }
   owner.plain_bytes += bytes;
-  while (owner.pages > capacity(device)) {
+  while (owner.pages.size() > capacity(device)) {
     evict_one(device, traffic);
   }
 }
 
 void PageTable::release_plain(int device, std::size_t bytes) noexcept {
-  devices_[static_cast<std::size_t>(device)]->plain_bytes -= bytes;
+  devices_[static_cast<std::size_t>(device)].plain_bytes -= bytes;
 }
 
 void PageTable::reset_peaks() {
-  for (const auto& device : devices_) {
-    device->peak_pages = device->pages;
+  for (Device& device : devices_) {
+    device.peak_pages = device.pages.size();
   }
 }
 
 // --- residency ---------------------------------------------------------------------------------------------
 
 void PageTable::place(ManagedAllocation& allocation, std::size_t index, int device) {
-  auto& nodes = allocation.nodes[static_cast<std::size_t>(device)];
-  if (!nodes) {
-    nodes = std::make_unique<LruNode[]>(allocation.page_count);
-    for (std::size_t i = 0; i < allocation.page_count; ++i) {
-      nodes[i].page = &allocation.pages[i];
-    }
-  }
-  Device& owner = *devices_[static_cast<std::size_t>(device)];
-  link_last(owner.ends, nodes[index]);
-  ++owner.pages;
-  owner.peak_pages = std::max(owner.peak_pages, owner.pages);
+  auto& used = allocation.used[static_cast<std::size_t>(device)];
+  used.resize(allocation.page_count);
+  Device& owner = devices_[static_cast<std::size_t>(device)];
+  used[index] = owner.pages.insert(owner.pages.end(), &allocation.pages[index]);
+  owner.peak_pages = std::max(owner.peak_pages, owner.pages.size());
   allocation.pages[index].devices |= bit(device);
 }
 
 void PageTable::displace(ManagedAllocation& allocation, std::size_t index, int device) {
-  unlink(allocation.nodes[static_cast<std::size_t>(device)][index]);
-  --devices_[static_cast<std::size_t>(device)]->pages;
+  devices_[static_cast<std::size_t>(device)].pages.erase(allocation.used[static_cast<std::size_t>(device)][index]);
   allocation.pages[index].devices &= ~bit(device);
 }
 
 void PageTable::used_now(ManagedAllocation& allocation, std::size_t index, int device) {
-  LruNode& node = allocation.nodes[static_cast<std::size_t>(device)][index];
-  LruNode& ends = devices_[static_cast<std::size_t>(device)]->ends;
-  if (ends.previous != &node) {
-    unlink(node);
-    link_last(ends, node);
-  }
+  std::list<Page*>& pages = devices_[static_cast<std::size_t>(device)].pages;
+  pages.splice(pages.end(), pages, allocation.used[static_cast<std::size_t>(device)][index]);
 }
 
 void PageTable::keep_only(ManagedAllocation& allocation, std::size_t index, Location place) {

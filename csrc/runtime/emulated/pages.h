@@ -15,6 +15,7 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <list>
 #include <map>
 #include <memory>
 #include <vector>
@@ -107,20 +108,13 @@ struct Page {
   }
 };
 
-/// A page's node in a device's LRU list.
-struct LruNode {
-  LruNode* previous = nullptr;
-  LruNode* next = nullptr;
-  Page* page = nullptr;
-};
-
 struct ManagedAllocation {
   std::uintptr_t base = 0;
   std::size_t bytes = 0;
   Location home;
   std::size_t page_count = 0;
   std::unique_ptr<Page[]> pages;
-  std::vector<std::unique_ptr<LruNode[]>> nodes; ///< by device, allocated when a page is first resident there
+  std::vector<std::vector<std::list<Page*>::iterator>> used; ///< by device and page: its place in the device's LRU list
 };
 
 class PageTable {
@@ -156,13 +150,13 @@ class PageTable {
   void release_plain(int device, std::size_t bytes) noexcept;
 
   std::size_t plain_bytes(int device) const {
-    return devices_[static_cast<std::size_t>(device)]->plain_bytes;
+    return devices_[static_cast<std::size_t>(device)].plain_bytes;
   }
   std::size_t resident_bytes(int device) const {
-    return devices_[static_cast<std::size_t>(device)]->pages * kPageBytes;
+    return devices_[static_cast<std::size_t>(device)].pages.size() * kPageBytes;
   }
   std::size_t peak_resident_bytes(int device) const {
-    return devices_[static_cast<std::size_t>(device)]->peak_pages * kPageBytes;
+    return devices_[static_cast<std::size_t>(device)].peak_pages * kPageBytes;
   }
   void reset_peaks();
   std::size_t managed_bytes() const {
@@ -170,10 +164,8 @@ class PageTable {
   }
 
  private:
-  // Allocated individually, because the list nodes point to `ends`.
   struct Device {
-    LruNode ends; // next: least recently used, previous: most recently used
-    std::size_t pages = 0;
+    std::list<Page*> pages; ///< resident there, the least recently used first
     std::size_t peak_pages = 0;
     std::size_t plain_bytes = 0;
   };
@@ -209,7 +201,7 @@ class PageTable {
   CounterTable& counters_;
   const std::size_t device_bytes_;
   const MemoryKind memory_;
-  std::vector<std::unique_ptr<Device>> devices_;
+  std::vector<Device> devices_;
   std::map<std::uintptr_t, ManagedAllocation> allocations_;
   mutable ManagedAllocation* last_found_ = nullptr;
   std::size_t managed_bytes_ = 0;
