@@ -47,13 +47,13 @@ CachingManagedAllocator::State::State(ManagedRuntime& runtime, std::unique_ptr<S
       stream_order(events),
       heap(pool_statistics) {}
 
-void CachingManagedAllocator::State::check_location(Location home) const {
-  if (home.index >= devices || home.index < -1) {
-    throw InvalidArgument("home " + to_string(home) + "; there are the host and " + std::to_string(devices) +
+void CachingManagedAllocator::State::check_location(std::optional<Location> home) const {
+  if (home && (home->index >= devices || home->index < -1)) {
+    throw InvalidArgument("home " + to_string(*home) + "; there are the host and " + std::to_string(devices) +
                           " devices");
   }
-  if (home.is_host() ? !serves_host : !serves_devices) {
-    throw InvalidArgument("home " + to_string(home) + "; this allocator has " + (home.is_host() ? "device" : "host") +
+  if (home && (home->is_host() ? !serves_host : !serves_devices)) {
+    throw InvalidArgument("home " + to_string(*home) + "; this allocator has " + (home->is_host() ? "device" : "host") +
                           " memory only");
   }
 }
@@ -310,33 +310,25 @@ std::size_t CachingManagedAllocator::empty_cache() {
 }
 
 Statistics CachingManagedAllocator::statistics(std::optional<Location> home) const {
-  if (home) {
-    state_->check_location(*home);
-  }
+  state_->check_location(home);
   const std::lock_guard lock(state_->mutex);
   return state_->pool_statistics.statistics(home);
 }
 
 Levels CachingManagedAllocator::levels(std::optional<Location> home) const {
-  if (home) {
-    state_->check_location(*home);
-  }
+  state_->check_location(home);
   const std::lock_guard lock(state_->mutex);
   return state_->pool_statistics.levels(home);
 }
 
 void CachingManagedAllocator::reset_peak_statistics(std::optional<Location> home) {
-  if (home) {
-    state_->check_location(*home);
-  }
+  state_->check_location(home);
   const std::lock_guard lock(state_->mutex);
   state_->pool_statistics.reset_peak(home);
 }
 
 void CachingManagedAllocator::reset_accumulated_statistics(std::optional<Location> home) {
-  if (home) {
-    state_->check_location(*home);
-  }
+  state_->check_location(home);
   const std::lock_guard lock(state_->mutex);
   state_->pool_statistics.reset_accumulated(home);
 }

@@ -139,15 +139,16 @@ class CachingManagedAllocator {
   ///         RuntimeFailure if a runtime call failed, and in a forked child. Strong guarantee
   Block* allocate(std::size_t bytes, Location home, Stream stream);
 
+  enum class Try : std::uint8_t {
+    kCached, ///< from cached segments alone
+    kWithoutWait,
+    kWaiting, ///< blocks the host until no stream uses what is free
+  };
   /// Like allocate, but returns nullptr where allocate would have to make room. Never calls the memory-pressure
-  /// callback, blocks the host, exceeds a cap or raises OutOfMemory. May release cached segments of the device to stay
-  /// under its cap, if all streams used by the device's blocks are idle.
+  /// callback, exceeds a cap or raises OutOfMemory, and blocks the host only with kWaiting. May release cached segments
+  /// of the device to stay under its cap, if all streams used by the device's blocks are idle.
   /// \throws InvalidArgument and RuntimeFailure as allocate does
-  Block* try_allocate(std::size_t bytes, Location home, Stream stream);
-  /// The same, but blocks the host until no stream uses what is free.
-  Block* try_waiting(std::size_t bytes, Location home, Stream stream);
-  /// Like try_allocate, from cached segments alone.
-  Block* try_cached(std::size_t bytes, Location home, Stream stream);
+  Block* try_allocate(std::size_t bytes, Location home, Stream stream, Try how = Try::kWithoutWait);
 
   /// Frees a block in the order of its stream. Never throws: if a runtime call fails, the block stays pending until
   /// empty_cache. nullptr is ignored. A double free aborts the program, as in malloc, unless the block is in use again
@@ -339,9 +340,6 @@ class CachingManagedAllocator {
 
  private:
   struct State;
-  enum class Try : std::uint8_t { kCached, kWithoutWait, kWaiting };
-  Block* try_allocate(std::size_t bytes, Location home, Stream stream, Try how);
-
   std::unique_ptr<State> state_;
 };
 

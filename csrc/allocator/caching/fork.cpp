@@ -5,8 +5,10 @@
 #include "allocator/caching/state.h"
 
 namespace torch_uvm {
+namespace {
 
-void CachingManagedAllocator::State::finish_work_on(const Block& block, std::vector<Stream>& finished) noexcept {
+/// Waits for the work that may still write a block. Skips streams in `finished`, and adds the ones it waited for.
+void finish_work_on(const Block& block, ManagedRuntime& runtime, std::vector<Stream>& finished) noexcept {
   const auto finish = [&](Stream stream) {
     if (stream.is_host() || std::ranges::find(finished, stream) != finished.end()) {
       return;
@@ -24,6 +26,8 @@ void CachingManagedAllocator::State::finish_work_on(const Block& block, std::vec
   }
 }
 
+} // namespace
+
 void CachingManagedAllocator::before_fork() {
   State& state = *state_;
   state.mutex.lock();
@@ -34,7 +38,7 @@ void CachingManagedAllocator::before_fork() {
   for (const auto& [address, segment] : state.heap.segments()) {
     for (const Block* block = segment.first; block != nullptr; block = block->after) {
       if (block->state == BlockState::kAllocated && block->read_by_host) {
-        state.finish_work_on(*block, finished); // a copy taken during a write would be torn
+        finish_work_on(*block, state.runtime, finished); // a copy taken during a write would be torn
         state.fork_copies.plan({block->address, block->address + block->bytes}, {address, address + segment.bytes});
       }
     }

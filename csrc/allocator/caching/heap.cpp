@@ -292,7 +292,7 @@ Block* Heap::add_segment(Slot& slot, void* ptr, std::size_t bytes, Location home
   block->freed_at = ++clock_;
   index_of(block).insert(block);
   segment.unused_since = clock_;
-  pool_statistics_.segment_made(home, pool_kind(kind), bytes);
+  pool_statistics_.segments_changed(home, pool_kind(kind), as_signed(bytes));
   return block;
 }
 
@@ -304,7 +304,7 @@ Heap::Segments::iterator Heap::remove_segment(Segments::iterator position) noexc
     pool_.give(block);
     block = next;
   }
-  pool_statistics_.segment_released(segment.home, pool_kind(segment.size_class), segment.bytes);
+  pool_statistics_.segments_changed(segment.home, pool_kind(segment.size_class), -as_signed(segment.bytes));
   return segments_.erase(position);
 }
 

@@ -70,20 +70,12 @@ void PoolStatistics::split_changed(Location home, PoolKind kind, std::int64_t pi
   });
 }
 
-void PoolStatistics::segment_made(Location home, PoolKind kind, std::size_t bytes) noexcept {
+void PoolStatistics::segments_changed(Location home, PoolKind kind, std::int64_t bytes) noexcept {
   each(home, kind, [&](Account& levels) {
-    levels[k_segment].increase(1);
-    levels[k_reserved_bytes].increase(as_signed(bytes));
+    levels[k_segment].change(bytes > 0 ? 1 : -1);
+    levels[k_reserved_bytes].change(bytes);
   });
-  count(k_num_device_alloc, home);
-}
-
-void PoolStatistics::segment_released(Location home, PoolKind kind, std::size_t bytes) noexcept {
-  each(home, kind, [&](Account& levels) {
-    levels[k_segment].decrease(1);
-    levels[k_reserved_bytes].decrease(as_signed(bytes));
-  });
-  count(k_num_device_free, home);
+  count(bytes > 0 ? k_num_device_alloc : k_num_device_free, home);
 }
 
 void PoolStatistics::count(Count count, std::optional<Location> home) noexcept {

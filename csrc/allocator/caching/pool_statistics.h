@@ -46,15 +46,15 @@ class PoolStatistics {
   void moved(Location from, Location to, PoolKind kind, std::size_t bytes, std::size_t requested) noexcept;
   /// The number of free pieces in partly used segments changed.
   void split_changed(Location home, PoolKind kind, std::int64_t pieces, std::int64_t bytes) noexcept;
-  void segment_made(Location home, PoolKind kind, std::size_t bytes) noexcept;
-  void segment_released(Location home, PoolKind kind, std::size_t bytes) noexcept;
+  /// A segment was made, or (negative) released.
+  void segments_changed(Location home, PoolKind kind, std::int64_t bytes) noexcept;
   /// Counts in the total, and in `home` if it is given.
   void count(Count count, std::optional<Location> home = std::nullopt) noexcept;
 
   /// nullopt: the total.
   Statistics statistics(std::optional<Location> home) const;
   Levels levels(std::optional<Location> home) const noexcept;
-  std::size_t reserved_bytes(Location home, PoolKind kind = PoolKind::kAll) const noexcept {
+  std::size_t reserved_bytes(std::optional<Location> home, PoolKind kind = PoolKind::kAll) const noexcept {
     return static_cast<std::size_t>(account(home, kind)[k_reserved_bytes].current);
   }
   /// Peak of the allocated bytes since the last call, independent of reset_peak.
@@ -112,7 +112,7 @@ class PoolStatistics {
   };
 
   void note_peak(Location home) noexcept;
-  const Account& account(Location home, PoolKind kind) const {
+  const Account& account(std::optional<Location> home, PoolKind kind) const {
     return scopes_[index(home)].accounts[static_cast<std::size_t>(kind)];
   }
   Scope& scope(Location home) {

@@ -91,7 +91,8 @@ struct CachingManagedAllocator::State {
   State(ManagedRuntime& runtime, std::unique_ptr<SegmentSource> source, AllocatorOptions options);
 
   /// \throws InvalidArgument
-  void check_location(Location home) const;
+  /// \param home nullopt: all homes
+  void check_location(std::optional<Location> home) const;
   void check_stream(Stream stream) const;
   void check_not_forked() const; ///< \throws RuntimeFailure
 
@@ -161,10 +162,6 @@ struct CachingManagedAllocator::State {
     }
   }
 
-  // fork.cpp
-  /// Waits for the work that may still write a block. Skips streams in `finished`, and adds the ones it waited for.
-  void finish_work_on(const Block& block, std::vector<Stream>& finished) noexcept;
-
   // pending.cpp
   void free(Block* block) noexcept;
   /// Records events for the blocks freed since the last call: one event per stream, however many blocks there are.
@@ -184,8 +181,8 @@ struct CachingManagedAllocator::State {
   Block* call_pressure_callback(const Request& request, Lock& lock, std::optional<OutOfMemory>& refusal);
   Block* from_run(const Request& request, Lock& lock);
   Block* take_run(const Heap::Run& run, const Request& request, Lock& lock);
-  /// Releases unused segments, of one home or of all. \return bytes
-  std::size_t release(std::optional<Location> home) noexcept;
+  /// Releases unused segments, of one home or of all, until segments take no more than `enough`. \return bytes
+  std::size_t release(std::optional<Location> home, std::size_t enough = 0) noexcept;
   /// Releases one unused segment. \return the next segment
   Heap::Segments::iterator release(Heap::Segments::iterator segment) noexcept;
   std::string where_the_bytes_are() const;
@@ -234,7 +231,6 @@ struct CachingManagedAllocator::State {
   bool fit_under_cap(const Request& request, std::size_t bytes);
   /// Whether every stream used by the blocks of the device's segments is idle.
   bool streams_are_idle(int device);
-  void release_above_cap(int device) noexcept;
 
   // reserve_moves.cpp
   class Places;

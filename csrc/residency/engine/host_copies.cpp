@@ -6,7 +6,10 @@
 namespace torch_uvm {
 
 Block* Copies::host_block(const Record& record, Stream stream) {
-  const auto cached = [&] { return state_.host_memory->try_cached(record.bytes, Location::host(), stream); };
+  const auto cached = [&] {
+    return state_.host_memory->try_allocate(record.bytes, Location::host(), stream,
+                                            CachingManagedAllocator::Try::kCached);
+  };
   if (Block* const block = cached()) {
     return block;
   }

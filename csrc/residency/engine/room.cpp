@@ -299,9 +299,9 @@ std::optional<std::vector<Record*>> Room::min_cost_range(std::size_t bytes, int 
 Block* Room::room_for(std::size_t bytes, int device, Need need, Stream stream) {
   for (int tries = 0; tries < kTries; ++tries) {
     // Room was made twice and not found: it is free memory that other streams still use.
-    const bool waits = tries > 1 && need == Need::kNow;
-    if (Block* const block = waits ? state_.memory.try_waiting(bytes, Location::device(device), stream)
-                                   : state_.memory.try_allocate(bytes, Location::device(device), stream)) {
+    const auto how = tries > 1 && need == Need::kNow ? CachingManagedAllocator::Try::kWaiting
+                                                     : CachingManagedAllocator::Try::kWithoutWait;
+    if (Block* const block = state_.memory.try_allocate(bytes, Location::device(device), stream, how)) {
       return block;
     }
     const bool made = need == Need::kToStay ? move_aside(bytes, device, stream) || slide(bytes, device, stream, kNever)

@@ -145,18 +145,6 @@ bool CachingManagedAllocator::State::streams_are_idle(int device) {
   return true;
 }
 
-void CachingManagedAllocator::State::release_above_cap(int device) noexcept {
-  const auto& cap = cap_of(Location::device(device));
-  Heap::Segments& segments = heap.segments();
-  for (auto segment = segments.begin(); segment != segments.end() && cap && taken(device) > *cap;) {
-    if (segment->second.used == 0 && segment->second.home == Location::device(device)) {
-      segment = release(segment);
-    } else {
-      ++segment;
-    }
-  }
-}
-
 void CachingManagedAllocator::leave_none_for_small(int device) {
   const std::lock_guard lock(state_->mutex);
   state_->check_device(device);
@@ -173,13 +161,13 @@ void CachingManagedAllocator::set_cap(int device, std::optional<std::size_t> byt
   budget.cap = bytes;
   budget.ceiling = std::max(ceiling, bytes.value_or(0));
   budget.most = std::max(bytes.value_or(0), state.taken(device));
-  if (state.in_forked_child) {
+  if (state.in_forked_child || !bytes) {
     return;
   }
-  state.release_above_cap(device);
-  if (bytes && state.taken(device) > *bytes) {
+  state.release(Location::device(device), *bytes);
+  if (state.taken(device) > *bytes) {
     state.wait_for_pending();
-    state.release_above_cap(device);
+    state.release(Location::device(device), *bytes);
   }
 }
 
@@ -216,18 +204,6 @@ CachingManagedAllocator::AllocatedPeak CachingManagedAllocator::take_allocated_p
 
 std::uint64_t CachingManagedAllocator::allocation_changes(int device) const noexcept {
   return state_->pool_statistics.allocation_changes(Location::device(device));
-}
-
-Block* CachingManagedAllocator::try_allocate(std::size_t bytes, Location home, Stream stream) {
-  return try_allocate(bytes, home, stream, Try::kWithoutWait);
-}
-
-Block* CachingManagedAllocator::try_waiting(std::size_t bytes, Location home, Stream stream) {
-  return try_allocate(bytes, home, stream, Try::kWaiting);
-}
-
-Block* CachingManagedAllocator::try_cached(std::size_t bytes, Location home, Stream stream) {
-  return try_allocate(bytes, home, stream, Try::kCached);
 }
 
 Block* CachingManagedAllocator::try_allocate(std::size_t bytes, Location home, Stream stream, Try how) {

@@ -169,10 +169,10 @@ Block* CachingManagedAllocator::State::take_run(const Heap::Run& run, const Requ
   return allocate(heap.split_range(run, request.bytes), request, free_list);
 }
 
-std::size_t CachingManagedAllocator::State::release(std::optional<Location> home) noexcept {
+std::size_t CachingManagedAllocator::State::release(std::optional<Location> home, std::size_t enough) noexcept {
   std::size_t bytes = 0;
   Heap::Segments& segments = heap.segments();
-  for (auto position = segments.begin(); position != segments.end();) {
+  for (auto position = segments.begin(); position != segments.end() && pool_statistics.reserved_bytes(home) > enough;) {
     const Segment& segment = position->second;
     if (segment.used != 0 || (home && segment.home != *home)) {
       ++position;

@@ -114,14 +114,24 @@ const Block* walk_run(const Block* block, std::size_t bytes, const BlockCost& co
   }
 }
 
-/// The same for a segment.
-/// \return the price of all its blocks
-Price walk(const Segment& segment, std::size_t bytes, const BlockCost& cost, std::optional<Window>& best) {
-  Price all;
-  for (const Block* block = segment.first; block != nullptr; block = block->after) {
-    block = walk_run(block, bytes, cost, best, all);
+/// The segments of a home all of whose blocks may be evicted.
+/// \param best as of walk_run
+std::vector<Candidate> candidates_of(const Heap::Segments& segments, Location home, std::size_t bytes,
+                                     const BlockCost& cost, std::optional<Window>& best) {
+  std::vector<Candidate> candidates;
+  for (const auto& [address, segment] : segments) {
+    if (segment.home != home) {
+      continue;
+    }
+    Price all;
+    for (const Block* block = segment.first; block != nullptr; block = block->after) {
+      block = walk_run(block, bytes, cost, best, all);
+    }
+    if (all.cost < kNever) {
+      candidates.push_back({&segment, all});
+    }
   }
-  return all;
+  return candidates;
 }
 
 /// A set of segments that together have at least `bytes`, at no more than twice the minimum cost. Greedy by cost per
@@ -183,16 +193,7 @@ std::optional<std::vector<void*>> CachingManagedAllocator::min_cost_range(std::s
   const Location home = Location::device(device);
   const std::size_t needed = state.bytes_for(bytes, home);
   std::optional<Window> best;
-  std::vector<Candidate> candidates;
-  for (const auto& [address, segment] : state.heap.segments()) {
-    if (segment.home != home) {
-      continue;
-    }
-    const Price all = walk(segment, needed, cost, best);
-    if (all.cost < kNever) {
-      candidates.push_back({&segment, all});
-    }
-  }
+  std::vector<Candidate> candidates = candidates_of(state.heap.segments(), home, needed, cost, best);
   // Bytes to free for a new segment: the excess over the cap; if the source has refused, the size of the segment
   // itself.
   const DeviceCap& cap = state.caps[static_cast<std::size_t>(device)];
@@ -247,18 +248,9 @@ std::vector<void*> CachingManagedAllocator::min_cost_segments(std::size_t bytes,
   const State& state = *state_;
   state.check_device(device);
   const std::lock_guard lock(state.mutex);
-  const Location home = Location::device(device);
-  std::vector<Candidate> candidates;
-  for (const auto& [address, segment] : state.heap.segments()) {
-    if (segment.home != home) {
-      continue;
-    }
-    std::optional<Window> window;
-    if (const Price all = walk(segment, kLargestRequest, cost, window); all.cost < kNever) {
-      candidates.push_back({&segment, all});
-    }
-  }
-  return tags_of(cheapest_cover(std::move(candidates), bytes));
+  std::optional<Window> none;
+  return tags_of(cheapest_cover(
+      candidates_of(state.heap.segments(), Location::device(device), kLargestRequest, cost, none), bytes));
 }
 
 std::optional<std::vector<void*>> CachingManagedAllocator::first_fit_range(std::size_t bytes, int device,
