@@ -1,8 +1,8 @@
 #include "emulated/memory.h"
 
-#include <c10/core/CPUAllocator.h>
 #include <c10/util/Exception.h>
 
+#include <optional>
 #include <utility>
 
 #include "emulated/backend.h"
@@ -18,16 +18,17 @@ namespace {
 
 thread_local int kernel_device = kOrdinary; // the device of this thread's AllocationScope
 
-c10::DeleterFnPtr native_deleter = nullptr; // of the CPU allocator that ours replaced
-
-// Deleter of kernel memory. c10::Allocator::raw_allocate, which oneDNN uses for scratch memory, demands that an
-// allocation's context is its address and its deleter is the allocator's raw_deleter(). So kernel memory has these, and
-// its real context and deleter are looked up by address.
-void delete_cpu_memory(void* ptr) {
-  const c10::DataPtr freed = data_by_address(ptr, c10::Device(c10::DeviceType::CPU)); // its destructor frees the memory
-  if (freed.get() == nullptr && native_deleter != nullptr) {
-    native_deleter(ptr);
+std::optional<c10::DataPtr> allocate_for_kernel(std::size_t bytes) {
+  if (kernel_device == kOrdinary) {
+    return std::nullopt;
   }
+  c10::DataPtr data = emulated::allocate(kernel_device, bytes);
+  if (data.get() != nullptr) {
+    // To reuse a block, the allocator may have made the stream wait for another stream. The kernel is already running,
+    // so that wait has to happen now.
+    runtime().wait_in_kernel(current_stream(kernel_device));
+  }
+  return data;
 }
 
 struct EmuAllocator final : c10::DeviceAllocator {
@@ -93,36 +94,6 @@ struct PinnedAllocator final : c10::Allocator {
   }
 };
 
-struct DelegatingCpuAllocator final : c10::Allocator {
-  explicit DelegatingCpuAllocator(c10::Allocator* native) : native(native) {}
-
-  c10::DataPtr allocate(std::size_t bytes) override {
-    if (kernel_device == kOrdinary) {
-      return native->allocate(bytes);
-    }
-    c10::DataPtr data = emulated::allocate(kernel_device, bytes);
-    void* ptr = data.get();
-    if (ptr != nullptr) {
-      // To reuse a block, the allocator may have made the stream wait for another stream. The kernel is already
-      // running, so that wait has to happen now.
-      runtime().wait_in_kernel(current_stream(kernel_device));
-      data.release_context();
-    }
-    return {ptr, ptr, &delete_cpu_memory, c10::Device(c10::DeviceType::CPU)};
-  }
-  bool is_simple_data_ptr(const c10::DataPtr& data) const override {
-    return native->is_simple_data_ptr(data);
-  }
-  c10::DeleterFnPtr raw_deleter() const override {
-    return &delete_cpu_memory; // for ordinary memory too; the deleter tells the two apart
-  }
-  void copy_data(void* dst, const void* src, std::size_t bytes) const override {
-    native->copy_data(dst, src, bytes);
-  }
-
-  c10::Allocator* const native;
-};
-
 } // namespace
 
 c10::DataPtr allocate(int device, std::size_t bytes) {
@@ -133,10 +104,6 @@ c10::DataPtr allocate(int device, std::size_t bytes) {
   }
   plain_allocator(); // created before its first use
   return allocate_plain(bytes, stream, label);
-}
-
-bool is_kernel_memory(const c10::DataPtr& data) {
-  return data.get_deleter() == &delete_cpu_memory;
 }
 
 c10::DataPtr adopt_kernel_memory(c10::DataPtr& data, int device) {
@@ -158,10 +125,7 @@ c10::Allocator* pinned_allocator() {
 }
 
 void install_cpu_allocator() {
-  install_host_tensors(); // first, so that ours delegates to it and large kernel memory stays the device's
-  native_deleter = c10::GetCPUAllocator()->raw_deleter();
-  static auto* allocator = new DelegatingCpuAllocator(c10::GetCPUAllocator()); // leaked: never uninstalled
-  c10::SetCPUAllocator(allocator, /*priority=*/1);
+  install_host_tensors(&allocate_for_kernel);
 }
 
 AllocationScope::AllocationScope(int device) : previous_(std::exchange(kernel_device, device)) {}

@@ -35,9 +35,6 @@ class AllocationScope {
   int previous_;
 };
 
-/// Whether `data` was allocated by the CPU allocator in an AllocationScope.
-bool is_kernel_memory(const c10::DataPtr& data);
-
 /// Takes kernel memory out of `data` and returns it as memory of `device`.
 c10::DataPtr adopt_kernel_memory(c10::DataPtr& data, int device);
 

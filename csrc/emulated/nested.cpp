@@ -11,6 +11,7 @@
 #include "emulated/kernels.h"
 #include "emulated/memory.h"
 #include "emulated/operands.h"
+#include "tensor/storage/host_tensors.h"
 
 namespace torch_uvm::emulated {
 namespace {

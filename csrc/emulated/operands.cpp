@@ -9,6 +9,7 @@
 
 #include "emulated/backend.h"
 #include "emulated/memory.h"
+#include "tensor/storage/host_tensors.h"
 #include "tensor/storage/managed_storage.h"
 
 namespace torch_uvm::emulated {

@@ -16,30 +16,42 @@ namespace torch_uvm {
 namespace {
 
 std::atomic<bool> host_tensors_on{false};
-std::atomic<bool> any_made{false}; // while false, no raw pointer can be managed
+std::atomic<bool> any_made{false}; // while false, no raw pointer can be ours
+std::atomic<KernelMemory> kernel_memory{nullptr};
 
 c10::Device cpu() {
   return c10::Device(c10::DeviceType::CPU);
 }
 
-// Deleter of the native allocator. A pointer from raw_allocate may be managed or native: only the address tells.
 c10::DeleterFnPtr native_deleter = nullptr;
 
+// Deleter of kernel memory, and of what raw_allocate returned: that may be ours or native, which only the address
+// tells.
 void delete_raw(void* ptr) {
-  if (ptr == nullptr) {
-    return;
-  }
-  if (any_made.load(std::memory_order_relaxed) && Context::get().managed_allocator().find(ptr) != nullptr) {
-    host_tensor_deleter()(ptr);
-  } else {
+  const c10::DataPtr ours = any_made.load(std::memory_order_relaxed) ? data_by_address(ptr, cpu()) : c10::DataPtr();
+  if (ptr != nullptr && ours.get() == nullptr) { // else the destructor of `ours` frees the memory
     native_deleter(ptr);
   }
+}
+
+// c10::Allocator::raw_allocate, which oneDNN uses for scratch memory, demands that the context is the address. So the
+// real context and deleter are looked up by the address.
+c10::DataPtr found_by_address(c10::DataPtr data, c10::DeleterFnPtr deleter) {
+  void* const ptr = data.get();
+  data.release_context();
+  any_made.store(true, std::memory_order_relaxed);
+  return {ptr, ptr, deleter, cpu()};
 }
 
 struct HostTensorAllocator final : c10::Allocator {
   explicit HostTensorAllocator(c10::Allocator* native) : native(native) {}
 
   c10::DataPtr allocate(std::size_t bytes) override {
+    if (const KernelMemory of_kernel = kernel_memory.load(std::memory_order_relaxed)) {
+      if (std::optional<c10::DataPtr> data = of_kernel(bytes)) {
+        return found_by_address(*std::move(data), &delete_raw);
+      }
+    }
     if (!host_tensors_on.load(std::memory_order_relaxed) || bytes < kHostTensorBytes || !managed_enabled() ||
         Context::get().forked()) {
       return native->allocate(bytes);
@@ -64,10 +76,7 @@ struct HostTensorAllocator final : c10::Allocator {
     if (block_of(managed) == nullptr) {
       return managed; // ordinary memory: the process forked after the check above
     }
-    void* ptr = managed.get();
-    managed.release_context();
-    any_made.store(true, std::memory_order_relaxed);
-    return {ptr, ptr, host_tensor_deleter(), cpu()};
+    return found_by_address(std::move(managed), host_tensor_deleter());
   }
   bool is_simple_data_ptr(const c10::DataPtr& data) const override {
     // A managed DataPtr looks simple (its context is its address) but must not count as such: copy-on-write would
@@ -86,13 +95,20 @@ struct HostTensorAllocator final : c10::Allocator {
 
 } // namespace
 
-void install_host_tensors() {
+void install_host_tensors(KernelMemory kernels) {
   static std::once_flag once;
   std::call_once(once, [] {
     c10::Allocator* native = c10::GetCPUAllocator();
     native_deleter = native->raw_deleter();
     c10::SetCPUAllocator(new HostTensorAllocator(native), /*priority=*/1); // leaked, never uninstalled
   });
+  if (kernels != nullptr) {
+    kernel_memory.store(kernels);
+  }
+}
+
+bool is_kernel_memory(const c10::DataPtr& data) {
+  return data.get_deleter() == &delete_raw;
 }
 
 void set_host_tensors(bool on) {

@@ -8,6 +8,7 @@
 #include <c10/core/Allocator.h>
 
 #include <cstddef>
+#include <optional>
 
 namespace torch_uvm {
 
@@ -19,8 +20,15 @@ constexpr std::size_t kHostTensorBytes = std::size_t{1} << 20;
 void set_host_tensors(bool on);
 bool host_tensors();
 
-/// Installs the allocator, once per process and permanently; `set_host_tensors(true)` also does. A backend that
-/// intercepts CPU allocations itself calls this first and installs its own allocator over it.
-void install_host_tensors();
+/// Allocates what a CPU kernel that runs for a device asks for; nullopt: the calling thread runs none.
+using KernelMemory = std::optional<c10::DataPtr> (*)(std::size_t bytes);
+
+/// Installs the allocator, once per process and permanently; `set_host_tensors(true)` also does.
+/// \param kernels asked before all else, if the backend runs CPU kernels for its devices; its memory is found by
+/// address
+///        (data_by_address)
+void install_host_tensors(KernelMemory kernels = nullptr);
+/// Whether `kernels` allocated the memory.
+bool is_kernel_memory(const c10::DataPtr& data);
 
 } // namespace torch_uvm
