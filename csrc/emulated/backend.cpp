@@ -5,6 +5,7 @@
 
 #include <array>
 #include <atomic>
+#include <utility>
 
 #include "tensor/process/context.h"
 #include "tensor/storage/block_storage.h"
@@ -85,11 +86,7 @@ void set_current_device(int device) {
 }
 
 int exchange_device(int device) {
-  const int previous = thread_device;
-  if (device != previous) {
-    set_current_device(device);
-  }
-  return previous;
+  return std::exchange(thread_device, device);
 }
 
 Stream current_stream(int device) {

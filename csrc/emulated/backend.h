@@ -62,7 +62,7 @@ void check_not_forked();
 
 int current_device();
 void set_current_device(int device); ///< \throws c10::Error for a device that does not exist
-int exchange_device(int device);
+int exchange_device(int device); ///< one that exists
 Stream current_stream(int device);
 Stream exchange_stream(Stream stream);
 

@@ -41,17 +41,13 @@ void copy_within(const at::Tensor& self, const at::Tensor& dst) {
 /// Between the host and a device, for tensors of the same layout. Waits for the copy, unless it is non_blocking and the
 /// host side is pinned or managed: nothing orders accesses to other host memory after the copy.
 void copy_across(const at::Tensor& self, const at::Tensor& dst, bool non_blocking) {
-  const std::size_t bytes = static_cast<std::size_t>(self.numel()) * self.itemsize();
-  if (bytes == 0) {
-    return;
-  }
   const at::Tensor& device_side = is_ours(self) ? self : dst;
   const at::Tensor& host_side = is_ours(self) ? dst : self;
   const Stream stream = current_stream(device_side.device().index());
   Kernel kernel;
   kernel.use(device_side.storage().unsafeGetStorageImpl(), is_ours(dst));
   record_stream(host_side.storage().data_ptr(), stream); // first: if it throws, no copy is pending
-  runtime().copy_async(data_of(dst, true), data_of(self, false), bytes, stream);
+  runtime().copy_async(data_of(dst, true), data_of(self, false), self.nbytes(), stream);
   const bool host_side_waits =
       is_managed(host_side.storage().data_ptr()) || runtime().is_pinned_ptr(data_of(host_side, false));
   if (!(non_blocking && host_side_waits)) {
@@ -61,10 +57,6 @@ void copy_across(const at::Tensor& self, const at::Tensor& dst, bool non_blockin
 
 /// Between two devices, ordered with the current streams of both.
 void copy_between(const at::Tensor& self, const at::Tensor& dst) {
-  const std::size_t bytes = static_cast<std::size_t>(self.numel()) * self.itemsize();
-  if (bytes == 0) {
-    return;
-  }
   const Stream from = current_stream(self.device().index());
   const Stream to = current_stream(dst.device().index());
   Kernel kernel;
@@ -73,7 +65,7 @@ void copy_between(const at::Tensor& self, const at::Tensor& dst) {
   record_stream(dst.storage().data_ptr(), from);
   // The copy waits for earlier work on the destination's stream, and later work there waits for the copy.
   RecordedEvent(to).block(from);
-  runtime().copy_async(data_of(dst, true), data_of(self, false), bytes, from);
+  runtime().copy_async(data_of(dst, true), data_of(self, false), self.nbytes(), from);
   RecordedEvent(from).block(to);
 }
 
@@ -87,6 +79,9 @@ at::Tensor copy_from(const at::Tensor& source, const at::Tensor& dst, bool non_b
   const at::Tensor self = source.sizes() == dst.sizes() ? source : source.expand_as(dst);
   if (self.device() == dst.device()) {
     copy_within(self, dst);
+    return dst;
+  }
+  if (self.numel() == 0) {
     return dst;
   }
   // As with CUDA: the source's device makes the tensor contiguous in the source's dtype, and the destination's device

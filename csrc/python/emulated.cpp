@@ -30,10 +30,7 @@ py::dict counters_dict(std::optional<int> device) {
 }
 
 ResidencyInfo residency_of(const at::Tensor& tensor) {
-  std::optional<Engine::Lock> lock; // other threads' operators move no bytes meanwhile
-  if (Engine* const engine = engine_in_use(); engine != nullptr) {
-    lock.emplace(*engine);
-  }
+  const std::optional<Engine::Lock> lock = lock_engine();
   const Touch range = emulated::access_of(tensor, false);
   const c10::DataPtr& data = data_of(tensor.storage());
   if (range.bytes != 0 && !is_on_host(data) && !is_adopted(data_behind_labels(data))) {

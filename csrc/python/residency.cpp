@@ -180,13 +180,7 @@ void bind_residency(py::module_& module) {
   module.def(
       "flush_pending_of_storage", [](const c10::Storage& storage) { run_deferred_updates_of({over(storage)}); },
       py::arg("storage"), no_gil);
-  module.def(
-      "budget",
-      [](int device) {
-        Engine* const engine = engine_in_use();
-        return engine == nullptr ? std::nullopt : engine->budget(device);
-      },
-      py::arg("device"), no_gil);
+  module.def("budget", &budget_in_force, py::arg("device"), no_gil);
   module.def("residency_stats", &residency_stats, no_gil_inside);
   module.def(
       "is_settled",

@@ -93,10 +93,7 @@ bool has_bytes(const at::Tensor& tensor) {
 }
 
 Places residency(const std::vector<at::Tensor>& tensors) {
-  std::optional<Engine::Lock> lock; // other threads' operators move no bytes meanwhile
-  if (Engine* const engine = engine_in_use(); engine != nullptr) {
-    lock.emplace(*engine);
-  }
+  const std::optional<Engine::Lock> lock = lock_engine();
   Places places;
   for (const auto& [address, asked] : by_storage(tensors)) {
     Block* const block = Context::get().forked() || !is_managed(data_of(asked.first->storage()))

@@ -52,9 +52,10 @@ at::Tensor managed_copy_autograd(c10::DispatchKeySet keys, const at::Tensor& sel
 
 // Dispatcher handles of the operators.
 
-const c10::TypedOperatorHandle<at::Tensor(const at::Tensor&, c10::Device, bool)>& move_operator();
-const c10::TypedOperatorHandle<at::Tensor(const at::Tensor&, c10::Device, c10::ScalarType, bool, c10::MemoryFormat)>&
-managed_copy_operator();
+using MoveOperator = c10::TypedOperatorHandle<decltype(move_kernel)>;
+const MoveOperator& move_operator();
+using ManagedCopyOperator = c10::TypedOperatorHandle<decltype(managed_copy_kernel)>;
+const ManagedCopyOperator& managed_copy_operator();
 
 // --- adoption (adopt.cpp): a tensor in a file's mapping becomes managed without a copy
 

@@ -7,30 +7,24 @@
 namespace torch_uvm {
 namespace {
 
-constexpr auto kMove = "torch_uvm::move";
-constexpr auto kManagedCopy = "torch_uvm::managed_copy";
-
 /// Leaked: deregistration at exit would race with threads that are still running.
 torch::Library& implementations(c10::DispatchKey key) {
   return *new torch::Library(torch::Library::IMPL, "torch_uvm", key, __FILE__, __LINE__);
 }
 
-template <class Signature>
-c10::TypedOperatorHandle<Signature> find(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").template typed<Signature>();
+c10::OperatorHandle find(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
 }
 
 } // namespace
 
-const c10::TypedOperatorHandle<at::Tensor(const at::Tensor&, c10::Device, bool)>& move_operator() {
-  static const auto handle = find<at::Tensor(const at::Tensor&, c10::Device, bool)>(kMove);
+const MoveOperator& move_operator() {
+  static const MoveOperator handle = find("torch_uvm::move").typed<decltype(move_kernel)>();
   return handle;
 }
 
-const c10::TypedOperatorHandle<at::Tensor(const at::Tensor&, c10::Device, c10::ScalarType, bool, c10::MemoryFormat)>&
-managed_copy_operator() {
-  static const auto handle =
-      find<at::Tensor(const at::Tensor&, c10::Device, c10::ScalarType, bool, c10::MemoryFormat)>(kManagedCopy);
+const ManagedCopyOperator& managed_copy_operator() {
+  static const ManagedCopyOperator handle = find("torch_uvm::managed_copy").typed<decltype(managed_copy_kernel)>();
   return handle;
 }
 

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <utility>
 
 #include "residency/engine/engine.h"
 
@@ -27,6 +28,11 @@ void register_operator_watch(const OperatorWatch& watch);
 Engine* engine_in_use();
 /// The same, created if there is none yet.
 Engine& made_engine();
+/// Locks it, if there is one: other threads' operators move no bytes meanwhile.
+inline std::optional<Engine::Lock> lock_engine() {
+  Engine* const engine = engine_in_use();
+  return engine == nullptr ? std::nullopt : std::optional<Engine::Lock>(std::in_place, *engine);
+}
 
 /// As Engine::set_budget; also starts or stops observing operators.
 void set_budget(int device, std::optional<std::size_t> bytes,

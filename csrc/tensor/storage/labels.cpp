@@ -116,7 +116,8 @@ std::mutex first_moves;
 /// The storage's owner, found or created. The caller gets a strong reference: another thread may call take_off_labels
 /// before the caller is done.
 c10::intrusive_ptr<Owner> make_owner(c10::StorageImpl* storage) {
-  std::lock_guard lock(first_moves);
+  const std::optional<Engine::Lock> engine = lock_engine(); // it may be reading the storage on another thread
+  const std::lock_guard lock(first_moves);
   c10::DataPtr& data = storage->_mutable_data_ptr_no_checks();
   if (Owner* owner = owner_of(data)) {
     return c10::intrusive_ptr<Owner>::reclaim_copy(owner);
@@ -127,16 +128,6 @@ c10::intrusive_ptr<Owner> make_owner(c10::StorageImpl* storage) {
   owner->data = take_over(data, device); // last: from here on nothing may throw
   storage->set_data_ptr_noswap(labelled(owner.get(), device));
   return owner;
-}
-
-/// As make_owner, under the engine's lock: the engine may be reading the storage on another thread.
-c10::intrusive_ptr<Owner> make_owner_for_all(c10::StorageImpl* storage) {
-  Engine* const engine = engine_in_use();
-  if (engine == nullptr) {
-    return make_owner(storage);
-  }
-  const Engine::Lock lock(*engine);
-  return make_owner(storage);
 }
 
 } // namespace
@@ -152,7 +143,7 @@ const c10::DataPtr& data_behind_labels(const c10::DataPtr& data) {
 
 c10::Storage with_label(const c10::Storage& storage, c10::Device device, c10::Allocator* allocator) {
   c10::StorageImpl* impl = storage.unsafeGetStorageImpl();
-  const c10::intrusive_ptr<Owner> owner = make_owner_for_all(impl);
+  const c10::intrusive_ptr<Owner> owner = make_owner(impl);
   // Declared before the lock: if an allocation below throws, their destructors call release_owner, which locks.
   Storages keep;
   c10::DataPtr data;
