@@ -177,7 +177,7 @@ void ragged_sizes(std::size_t target) {
     }
     took += ns;
     const auto asked = static_cast<double>(bytes);
-    waste.push_back(static_cast<double>(allocator.levels(std::nullopt).reserved_bytes[0]) / asked - 1);
+    waste.push_back(static_cast<double>(allocator.statistics().reserved_bytes[0].current) / asked - 1);
     peak = std::max(peak, asked);
     sum += 1 / asked;
   }

@@ -62,12 +62,4 @@ struct Statistics {
   std::vector<std::pair<std::string, std::int64_t>> flatten() const;
 };
 
-/// Current values of the levels in Statistics, without history. Much cheaper to read.
-struct Levels {
-  using Array = std::array<std::int64_t, kPoolKinds>;
-#define TORCH_UVM_DECLARE(name) Array name{};
-  TORCH_UVM_STAT_ARRAYS(TORCH_UVM_DECLARE)
-#undef TORCH_UVM_DECLARE
-};
-
 } // namespace torch_uvm

@@ -151,8 +151,6 @@ class CachingSubject final : public Subject, private PressureCallback {
         CHECK(!segment.blocks.empty());
       }
     } else {
-      const Levels levels = allocator_.levels();
-      static_cast<void>(levels);
       CHECK(allocator_.statistics().reserved_bytes[0].current >= 0);
     }
   }

@@ -150,11 +150,11 @@ TEST(blocks_freed_in_a_batch_share_an_event_of_each_stream_that_used_them) {
   Block* const one = rig.allocate(12 * MiB, rig.a);
   CHECK_EQ(rig.calls.count("record_event"), std::size_t{1}); // nothing is queued on b
   CHECK_EQ(rig.allocator->statistics().num_events_recorded, 1);
-  CHECK_EQ(rig.allocator->levels(kDevice).active[0], std::int64_t{6}); // the blocks of c, and this one
+  CHECK_EQ(rig.allocator->statistics(kDevice).active[0].current, std::int64_t{6}); // the blocks of c, and this one
   rig.check();
   rig.calls.release(c);
   Block* const two = rig.allocate(512, rig.a);
-  CHECK_EQ(rig.allocator->levels(kDevice).active[0], std::int64_t{2}); // these two blocks
+  CHECK_EQ(rig.allocator->statistics(kDevice).active[0].current, std::int64_t{2}); // these two blocks
   rig.check();
   rig.allocator->free(one);
   rig.allocator->free(two);

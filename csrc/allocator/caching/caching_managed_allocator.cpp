@@ -315,10 +315,16 @@ Statistics CachingManagedAllocator::statistics(std::optional<Location> home) con
   return state_->pool_statistics.statistics(home);
 }
 
-Levels CachingManagedAllocator::levels(std::optional<Location> home) const {
+std::size_t CachingManagedAllocator::allocated_bytes(Location home) const {
   state_->check_location(home);
   const std::lock_guard lock(state_->mutex);
-  return state_->pool_statistics.levels(home);
+  return static_cast<std::size_t>(state_->pool_statistics.allocated_bytes(home));
+}
+
+std::size_t CachingManagedAllocator::reserved_bytes(Location home) const {
+  state_->check_location(home);
+  const std::lock_guard lock(state_->mutex);
+  return state_->pool_statistics.reserved_bytes(home);
 }
 
 void CachingManagedAllocator::reset_peak_statistics(std::optional<Location> home) {

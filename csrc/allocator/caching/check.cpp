@@ -9,8 +9,8 @@ namespace torch_uvm {
 
 namespace {
 
-/// Levels by home, recounted block by block; nullopt: of all homes.
-using Recounts = std::map<std::optional<Location>, Levels>;
+/// Levels (`Stat::current`) by home, recounted block by block; nullopt: of all homes.
+using Recounts = std::map<std::optional<Location>, Statistics>;
 
 /// Calls `change` with each of the levels that a block or segment counts for, and the pool.
 template <typename Change>
@@ -80,21 +80,21 @@ void check_block(const Block& block, const Segment& segment, std::map<const Free
 
 void count_block(const Block& block, const Segment& segment, Recounts& recounts) {
   const std::int64_t bytes = as_signed(block.bytes);
-  recount(recounts, block.free_list->home, segment.size_class, [&](Levels& levels, std::size_t pool) {
+  recount(recounts, block.free_list->home, segment.size_class, [&](Statistics& levels, std::size_t pool) {
     if (block.state == BlockState::kAllocated) {
-      levels.allocation[pool] += 1, levels.allocated_bytes[pool] += bytes;
-      levels.requested_bytes[pool] += as_signed(block.requested);
+      levels.allocation[pool].current += 1, levels.allocated_bytes[pool].current += bytes;
+      levels.requested_bytes[pool].current += as_signed(block.requested);
     }
     if (block.state == BlockState::kAllocated || block.state == BlockState::kPending) {
-      levels.active[pool] += 1, levels.active_bytes[pool] += bytes;
+      levels.active[pool].current += 1, levels.active_bytes[pool].current += bytes;
     }
     if (block.state == BlockState::kFree && segment.used != 0) {
-      levels.inactive_split[pool] += 1, levels.inactive_split_bytes[pool] += bytes;
+      levels.inactive_split[pool].current += 1, levels.inactive_split_bytes[pool].current += bytes;
     }
   });
 }
 
-void compare(const Levels& counted, const Statistics& kept, const std::string& whose, Findings& findings) {
+void compare(const Statistics& counted, const Statistics& kept, const std::string& whose, Findings& findings) {
   for (std::size_t pool = 0; pool < kPoolKinds; ++pool) {
     const auto same = [&](const char* name, std::int64_t count, const Stat& stat) {
       findings.expect(stat.current == count, whose, ", pool ", pool, ": ", name, " is kept as ", stat.current,
@@ -102,7 +102,7 @@ void compare(const Levels& counted, const Statistics& kept, const std::string& w
       findings.expect(stat.peak >= stat.current, whose, ", pool ", pool, ": peak of ", name, " is ", stat.peak,
                       ", below ", stat.current);
     };
-#define TORCH_UVM_COMPARE(name) same(#name, counted.name[pool], kept.name[pool]);
+#define TORCH_UVM_COMPARE(name) same(#name, counted.name[pool].current, kept.name[pool]);
     TORCH_UVM_STAT_ARRAYS(TORCH_UVM_COMPARE)
 #undef TORCH_UVM_COMPARE
   }
@@ -140,8 +140,8 @@ std::optional<std::string> CachingManagedAllocator::State::check() const {
                     end_of_previous);
     findings.expect(used == segment.used, "the segment at ", address, " counts ", segment.used, " blocks in use, not ",
                     used);
-    recount(recounts, segment.home, segment.size_class, [&segment = segment](Levels& levels, std::size_t pool) {
-      levels.segment[pool] += 1, levels.reserved_bytes[pool] += as_signed(segment.bytes);
+    recount(recounts, segment.home, segment.size_class, [&segment = segment](Statistics& levels, std::size_t pool) {
+      levels.segment[pool].current += 1, levels.reserved_bytes[pool].current += as_signed(segment.bytes);
     });
   }
   for (const auto& [key, free_list] : heap.free_lists()) {

@@ -98,16 +98,6 @@ Statistics PoolStatistics::statistics(std::optional<Location> home) const {
   return statistics;
 }
 
-Levels PoolStatistics::levels(std::optional<Location> home) const noexcept {
-  const Scope& scope = scopes_[index(home)];
-  Levels levels;
-#define TORCH_UVM_COPY(name) \
-  std::ranges::transform(scope.accounts, levels.name.begin(), [](const Account& a) { return a[k_##name].current; });
-  TORCH_UVM_STAT_ARRAYS(TORCH_UVM_COPY)
-#undef TORCH_UVM_COPY
-  return levels;
-}
-
 void PoolStatistics::note_peak(Location home) noexcept {
   scope(home).untaken_peak = std::max(scope(home).untaken_peak, allocated_bytes(home));
 }

@@ -53,9 +53,11 @@ class PoolStatistics {
 
   /// nullopt: the total.
   Statistics statistics(std::optional<Location> home) const;
-  Levels levels(std::optional<Location> home) const noexcept;
   std::size_t reserved_bytes(std::optional<Location> home, PoolKind kind = PoolKind::kAll) const noexcept {
     return static_cast<std::size_t>(account(home, kind)[k_reserved_bytes].current);
+  }
+  std::size_t active_bytes(Location home, PoolKind kind) const noexcept {
+    return static_cast<std::size_t>(account(home, kind)[k_active_bytes].current);
   }
   /// Peak of the allocated bytes since the last call, independent of reset_peak.
   std::int64_t take_allocated_peak(Location home) noexcept;

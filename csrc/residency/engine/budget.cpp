@@ -207,7 +207,7 @@ void Engine::bring_back(int device, Lock& lock) {
 }
 
 std::size_t Engine::over_cap(int device) {
-  const auto reserved = static_cast<std::size_t>(state_.memory.levels(Location::device(device)).reserved_bytes[0]);
+  const std::size_t reserved = state_.memory.reserved_bytes(Location::device(device));
   return reserved - std::min(reserved, state_.of(device).cap);
 }
 

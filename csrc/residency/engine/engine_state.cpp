@@ -111,7 +111,7 @@ bool EngineState::is_read(Record& record) {
 }
 
 std::size_t EngineState::allocated_bytes(int device) const {
-  return static_cast<std::size_t>(memory.levels(Location::device(device)).allocated_bytes[0]);
+  return memory.allocated_bytes(Location::device(device));
 }
 
 std::int64_t EngineState::take_allocated_peak(int device) {

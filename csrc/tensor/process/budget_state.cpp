@@ -44,7 +44,7 @@ std::int64_t now_ms() noexcept {
 }
 
 std::size_t reserved_at(Location home) {
-  return static_cast<std::size_t>(Context::get().managed_allocator().levels(home).reserved_bytes[0]);
+  return Context::get().managed_allocator().reserved_bytes(home);
 }
 
 MemoryInfo memory_of(int device) {

@@ -186,11 +186,10 @@ std::size_t CachingManagedAllocator::unused(int device) const {
   if (cap == 0) {
     return 0;
   }
-  const std::size_t taken =
-      state.pool_statistics.reserved_bytes(home) + state.left_for_small(home, SizeClass::kLarge, 0);
-  const Levels now = state.pool_statistics.levels(home);
-  const auto large = static_cast<std::size_t>(PoolKind::kLarge);
-  return static_cast<std::size_t>(now.reserved_bytes[large] - now.active_bytes[large]) + cap - std::min(cap, taken);
+  const PoolStatistics& now = state.pool_statistics;
+  const std::size_t taken = now.reserved_bytes(home) + state.left_for_small(home, SizeClass::kLarge, 0);
+  return now.reserved_bytes(home, PoolKind::kLarge) - now.active_bytes(home, PoolKind::kLarge) + cap -
+         std::min(cap, taken);
 }
 
 CachingManagedAllocator::AllocatedPeak CachingManagedAllocator::take_allocated_peak(int device) {
