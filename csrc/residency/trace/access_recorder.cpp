@@ -35,14 +35,14 @@ void append(std::string& to, double number) {
   to.append(text, std::to_chars(text, text + sizeof(text), shown, std::chars_format::fixed, 3).ptr);
 }
 
-void append_all(std::string& to, const auto&... parts) {
-  (append(to, parts), ...);
-}
+/// A JSON string.
+struct Quoted {
+  std::string_view text;
+};
 
-/// Appends the text as a JSON string.
-void append_quoted(std::string& to, std::string_view text) {
+void append(std::string& to, Quoted quoted) {
   to += '"';
-  for (const char c : text) {
+  for (const char c : quoted.text) {
     if (c == '"' || c == '\\') {
       to += '\\';
       to += c;
@@ -56,6 +56,23 @@ void append_quoted(std::string& to, std::string_view text) {
     }
   }
   to += '"';
+}
+
+/// The storages that are read, or those that are written.
+struct Accessed {
+  std::span<const Access> accesses;
+  bool writes;
+};
+
+void append(std::string& to, Accessed accessed) {
+  std::string_view separator;
+  for (const Access& access : accessed.accesses) {
+    if (access.writes == accessed.writes) {
+      to += separator;
+      append(to, access.storage);
+      separator = ", ";
+    }
+  }
 }
 
 constexpr std::array<std::string_view, 4> kKindNames{"fetch", "write_back", "drop", "in_place"}; ///< by TransferKind
@@ -81,13 +98,13 @@ AccessRecorder::~AccessRecorder() {
   close();
 }
 
-template <typename F>
-void AccessRecorder::line(F&& append) noexcept {
+template <typename... Parts>
+void AccessRecorder::line(const Parts&... parts) noexcept {
   if (file_ == nullptr || !error_.empty()) {
     return;
   }
   try {
-    append(buffer_);
+    (append(buffer_, parts), ...);
     buffer_ += '\n';
     if (buffer_.size() >= kBlock) {
       flush();
@@ -116,78 +133,56 @@ void AccessRecorder::flush() noexcept {
 }
 
 void AccessRecorder::storage(StorageId storage, int device, std::size_t bytes, bool on_device) noexcept {
-  line([&](std::string& to) {
-    append_all(to, R"({"storage": )", storage, R"(, "device": )", device, R"(, "bytes": )", bytes,
-               on_device ? R"(, "resident": true})" : R"(, "resident": false})");
-  });
+  line(R"({"storage": )", storage, R"(, "device": )", device, R"(, "bytes": )", bytes,
+       on_device ? R"(, "resident": true})" : R"(, "resident": false})");
 }
 
 void AccessRecorder::operator_begin(std::string_view name, double time_us, std::span<const Access> accesses,
                                     bool in_place_ok) noexcept {
   ++counts_.operators;
-  line([&](std::string& to) {
-    to += R"({"operator": )";
-    append_quoted(to, name);
-    append_all(to, R"(, "time": )", time_us, in_place_ok ? R"(, "in_place_ok": true)" : R"(, "in_place_ok": false)");
-    for (const bool writes : {false, true}) {
-      to += writes ? R"(, "writes": [)" : R"(, "reads": [)";
-      std::string_view separator;
-      for (const Access& access : accesses) {
-        if (access.writes == writes) {
-          append_all(to, separator, access.storage);
-          separator = ", ";
-        }
-      }
-      to += ']';
-    }
-    to += '}';
-  });
+  line(R"({"operator": )", Quoted{name}, R"(, "time": )", time_us,
+       in_place_ok ? R"(, "in_place_ok": true)" : R"(, "in_place_ok": false)", R"(, "reads": [)",
+       Accessed{accesses, false}, R"(], "writes": [)", Accessed{accesses, true}, "]}");
 }
 
 void AccessRecorder::ran(std::uint64_t first, std::uint64_t operators, double us) noexcept {
-  line([&](std::string& to) {
-    append_all(to, R"({"ran": )", first, R"(, "operators": )", operators, R"(, "us": )", us, "}");
-  });
+  line(R"({"ran": )", first, R"(, "operators": )", operators, R"(, "us": )", us, "}");
 }
 
 void AccessRecorder::held(double us) noexcept {
   ++counts_.holds;
-  line([&](std::string& to) { append_all(to, R"({"held": )", us, "}"); });
+  line(R"({"held": )", us, "}");
 }
 
 void AccessRecorder::birth(StorageId storage, int device, std::size_t bytes) noexcept {
-  line([&](std::string& to) {
-    append_all(to, R"({"birth": )", storage, R"(, "device": )", device, R"(, "bytes": )", bytes, "}");
-  });
+  line(R"({"birth": )", storage, R"(, "device": )", device, R"(, "bytes": )", bytes, "}");
 }
 
 void AccessRecorder::workspace(std::size_t bytes) noexcept {
-  line([&](std::string& to) { append_all(to, R"({"workspace": )", bytes, "}"); });
+  line(R"({"workspace": )", bytes, "}");
 }
 
 void AccessRecorder::death(StorageId storage) noexcept {
-  line([&](std::string& to) { append_all(to, R"({"death": )", storage, "}"); });
+  line(R"({"death": )", storage, "}");
 }
 
 std::uint64_t AccessRecorder::transfer(TransferKind kind, StorageId storage, std::size_t bytes,
                                        double begin_us) noexcept {
-  line([&](std::string& to) {
-    append_all(to, R"({"transfer": ")", kKindNames.at(static_cast<std::size_t>(kind)), R"(", "storage": )", storage,
-               R"(, "bytes": )", bytes, R"(, "time": )", begin_us, "}");
-  });
+  line(R"({"transfer": ")", kKindNames.at(static_cast<std::size_t>(kind)), R"(", "storage": )", storage,
+       R"(, "bytes": )", bytes, R"(, "time": )", begin_us, "}");
   return counts_.transfers++;
 }
 
 void AccessRecorder::took(std::uint64_t transfer, double us) noexcept {
-  line([&](std::string& to) { append_all(to, R"({"took": )", transfer, R"(, "us": )", us, "}"); });
+  line(R"({"took": )", transfer, R"(, "us": )", us, "}");
 }
 
 void AccessRecorder::resident(int device, std::size_t bytes) noexcept {
-  line([&](std::string& to) { append_all(to, R"({"resident": )", bytes, R"(, "device": )", device, "}"); });
+  line(R"({"resident": )", bytes, R"(, "device": )", device, "}");
 }
 
 void AccessRecorder::mark_step() noexcept {
-  line([](std::string& to) { to += R"({"step": "end"})"; });
+  line(R"({"step": "end"})");
 }
 
 std::string AccessRecorder::close() noexcept {

@@ -68,9 +68,9 @@ class AccessRecorder {
   std::string close() noexcept;
 
  private:
-  /// \param append appends one line to the given string, without the newline
-  template <typename F>
-  void line(F&& append) noexcept;
+  /// Appends a line of these parts.
+  template <typename... Parts>
+  void line(const Parts&... parts) noexcept;
   void flush() noexcept;
   void fail(const char* reason) noexcept;
 
