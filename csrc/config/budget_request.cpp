@@ -17,11 +17,17 @@ bool is_word(std::string_view text, std::string_view word) {
   return std::ranges::equal(text, word, {}, [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
 }
 
+/// The number that the whole text is, in fixed notation; 0 if it is none.
+double number_in(std::string_view text) {
+  double number = 0.0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number, std::chars_format::fixed);
+  return error == std::errc() && end == text.data() + text.size() ? number : 0.0;
+}
+
 /// Converts a fraction between 0 and 1 to a percentage ("0.8" to "80%"). Returns "" for anything else.
 std::string as_share(std::string_view text) {
-  double share = 0.0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), share, std::chars_format::fixed);
-  if (error != std::errc() || end != text.data() + text.size() || !(share > 0.0 && share < 1.0)) {
+  const double share = number_in(text);
+  if (!(share > 0.0 && share < 1.0)) {
     return {};
   }
   std::array<char, 32> percent{};
@@ -46,11 +52,8 @@ BudgetRequest parse_budget(std::string_view text) {
     return {BudgetRequest::Kind::kNone};
   }
   if (word.ends_with('%')) {
-    const std::string_view number = trim(word.substr(0, word.size() - 1));
-    double percent = 0.0;
-    const auto [end, error] =
-        std::from_chars(number.data(), number.data() + number.size(), percent, std::chars_format::fixed);
-    if (error != std::errc() || end != number.data() + number.size() || !(percent > 0.0 && percent <= 100.0)) {
+    const double percent = number_in(trim(word.substr(0, word.size() - 1)));
+    if (!(percent > 0.0 && percent <= 100.0)) {
       throw InvalidArgument("\"" + std::string(text) + "\" is no share from more than 0% to 100%");
     }
     return {BudgetRequest::Kind::kShare, 0, percent};

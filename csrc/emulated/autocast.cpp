@@ -14,42 +14,36 @@ namespace {
 
 // The dispatcher knows which operators the CPU casts, but not to which dtype. PyTorch has three lists
 // (aten/src/ATen/autocast_mode.cpp): the two short ones are repeated here, all other operators are cast to float32.
-const std::unordered_set<std::string>& cast_down() {
-  static const std::unordered_set<std::string> names = {"aten::conv1d",
-                                                        "aten::conv2d",
-                                                        "aten::conv3d",
-                                                        "aten::bmm",
-                                                        "aten::mm",
-                                                        "aten::linalg_vecdot",
-                                                        "aten::baddbmm",
-                                                        "aten::addmm",
-                                                        "aten::_addmm_activation",
-                                                        "aten::addbmm",
-                                                        "aten::linear",
-                                                        "aten::_convolution",
-                                                        "aten::matmul",
-                                                        "aten::conv_tbc",
-                                                        "aten::mkldnn_rnn_layer",
-                                                        "aten::conv_transpose1d",
-                                                        "aten::conv_transpose2d",
-                                                        "aten::conv_transpose3d",
-                                                        "aten::prelu",
-                                                        "aten::scaled_dot_product_attention",
-                                                        "aten::_native_multi_head_attention"};
-  return names;
-}
+const std::unordered_set<std::string> cast_down = {"aten::conv1d",
+                                                   "aten::conv2d",
+                                                   "aten::conv3d",
+                                                   "aten::bmm",
+                                                   "aten::mm",
+                                                   "aten::linalg_vecdot",
+                                                   "aten::baddbmm",
+                                                   "aten::addmm",
+                                                   "aten::_addmm_activation",
+                                                   "aten::addbmm",
+                                                   "aten::linear",
+                                                   "aten::_convolution",
+                                                   "aten::matmul",
+                                                   "aten::conv_tbc",
+                                                   "aten::mkldnn_rnn_layer",
+                                                   "aten::conv_transpose1d",
+                                                   "aten::conv_transpose2d",
+                                                   "aten::conv_transpose3d",
+                                                   "aten::prelu",
+                                                   "aten::scaled_dot_product_attention",
+                                                   "aten::_native_multi_head_attention"};
 
-const std::unordered_set<std::string>& promoted() {
-  static const std::unordered_set<std::string> names = {"aten::stack", "aten::cat", "aten::index_copy"};
-  return names;
-}
+const std::unordered_set<std::string> promoted = {"aten::stack", "aten::cat", "aten::index_copy"};
 
 c10::ScalarType target_type(const std::string& name, c10::ArrayRef<c10::IValue> arguments) {
   const c10::ScalarType lower = at::autocast::get_lower_precision_fp_from_device_type(kDeviceType);
-  if (cast_down().contains(name)) {
+  if (cast_down.contains(name)) {
     return lower;
   }
-  if (!promoted().contains(name)) {
+  if (!promoted.contains(name)) {
     return c10::kFloat;
   }
   c10::ScalarType widest = lower;

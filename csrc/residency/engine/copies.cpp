@@ -336,13 +336,9 @@ void Copies::use_in_place(Record& record, Stream stream, bool writes) {
     use_on_device(record, stream, writes);
     return;
   }
-  if (record.fetching()) {
-    if (!writes) {
-      // Both only read the host copy, so the fetch may go on.
-    } else {
-      state_.wait(stream, record.device_ready); // the fetch must finish reading before the operator writes
-      abandon_fetch(record);
-    }
+  if (record.fetching() && writes) { // if both only read the host copy, the fetch may go on
+    state_.wait(stream, record.device_ready); // the fetch must finish reading before the operator writes
+    abandon_fetch(record);
   }
   if (!is_host_copy_ready(record)) {
     state_.wait(stream, record.host_ready);

@@ -1,18 +1,13 @@
 // The explanation in an out-of-memory error: the running operator's needs, the pinned bytes, and a sufficient budget.
 #include <algorithm>
 
+#include "allocator/size_classes.h"
 #include "residency/engine/engine.h"
 #include "residency/engine/relocation_min.h"
 #include "residency/engine/shares.h"
 #include "runtime/bytes.h"
 
 namespace torch_uvm {
-namespace {
-
-/// Segments of large requests are multiples of this.
-constexpr std::size_t kSegmentStep = 2 * MiB;
-
-} // namespace
 
 Engine::Staying Engine::staying(int device, std::span<Record* const> operands) const {
   Staying found;
@@ -38,13 +33,13 @@ Engine::Staying Engine::staying(int device, std::span<Record* const> operands) c
 }
 
 std::size_t Engine::budget_for(int device, std::size_t bytes) const {
-  std::size_t budget = round_up(bytes, kSegmentStep);
+  std::size_t budget = round_up(bytes, kLargeGranularity);
   for (;;) {
     const std::size_t cap = cap_within(device, budget, kStagingSlots * slot_bytes(device, budget));
     if (cap >= bytes) {
       return budget;
     }
-    budget += round_up(bytes - cap, kSegmentStep);
+    budget += round_up(bytes - cap, kLargeGranularity);
   }
 }
 
@@ -87,7 +82,7 @@ std::string Engine::explain(std::size_t bytes, Location home) noexcept {
         stays += record->device == home.index && record->device_block == nullptr ? record->bytes : 0;
       }
     }
-    const std::size_t budget = budget_for(home.index, stays + round_up(bytes, kSegmentStep));
+    const std::size_t budget = budget_for(home.index, stays + round_up(bytes, kLargeGranularity));
     if (budget > *device.budget && budget <= device.ceiling) {
       const std::string text = exact_bytes(budget);
       said += "The smallest budget that would do: " + text + " (torch_uvm.set_budget(\"" + text +

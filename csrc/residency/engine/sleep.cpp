@@ -153,12 +153,7 @@ void Engine::wake(int device) {
 
 void Engine::wake_idle_devices() {
   for (int device = 0; has_idle_devices() && device < static_cast<int>(state_.devices.size()); ++device) {
-    bool is_idle = false;
-    {
-      const Lock lock(*this);
-      is_idle = state_.of(device).idle && state_.of(device).quiet.alarm != 0;
-    }
-    if (is_idle) {
+    if (state_.of(device).alarm.load(std::memory_order_relaxed) != Device::kNever) {
       wake(device);
     }
   }

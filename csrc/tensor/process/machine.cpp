@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <ranges>
 
 #include "tensor/process/context.h"
 
@@ -60,12 +61,8 @@ std::vector<int> Machine::exclusive_devices() const {
 }
 
 bool Machine::takes_hints() const {
-  for (std::size_t device = 0; device < concurrent.size(); ++device) {
-    if (!takes_hints(static_cast<int>(device))) {
-      return false;
-    }
-  }
-  return true;
+  return std::ranges::all_of(std::views::iota(0, static_cast<int>(concurrent.size())),
+                             [this](int device) { return takes_hints(device); });
 }
 
 c10::Device torch_device(Location location) {
