@@ -7,6 +7,7 @@
 #include "emulated/backend.h"
 #include "emulated/kernels.h"
 #include "emulated/memory.h"
+#include "emulated/operands.h"
 #include "tensor/dispatch/kernels.h"
 #include "tensor/process/streams.h"
 #include "tensor/storage/managed_storage.h"
